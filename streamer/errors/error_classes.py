@@ -345,7 +345,9 @@ class IdentityLostError(SourceError):
 
 
 class GapError(SourceError):
-    """The target lacks rows or values that no change has, as after a partition was attached."""
+    """The target lacks rows or values that no change contains, as after a partition was
+    attached.
+    """
 
     code = "gap"
     runbook = "gap"
@@ -682,7 +684,7 @@ class SpoolError(StreamerError):
     code = "spool"
     runbook = "target-away"
     retry = Retry.TIMED
-    advice = "Make room, or set `spool.directory`."
+    advice = "Free disk space, or set `spool.directory`."
 
 
 class JournalError(StreamerError):

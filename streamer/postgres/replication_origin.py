@@ -46,14 +46,15 @@ declare
     prefix text := 'streamer_' || (select oid from pg_catalog.pg_database
                                    where datname = pg_catalog.current_database()) || '_';
     origin text;
-    reason text := '{NUMBER_MAX} connections have one';
+    reason text := '{NUMBER_MAX} connections use replication origins';
 begin
     perform pg_catalog.set_config('streamer.origin', '', false);
     if exists (select from pg_catalog.pg_proc
                where pronamespace = 'pg_catalog'::regnamespace and proname in ({_NAMES})
                  and not pg_catalog.has_function_privilege(oid, 'execute')) then
         perform pg_catalog.set_config(
-            'streamer.untagged', 'the role may not use the functions for it', false);
+            'streamer.untagged',
+            'the role may not execute the functions of replication origins', false);
         return;
     end if;
     for attempt in 1..2 loop

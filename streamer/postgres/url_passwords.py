@@ -175,7 +175,9 @@ def fill_masks(text: str, stored: str) -> str:
             raise ValueError(f"*** stands for a stored {span.parameter}, but none is stored")
         # the two forms have different escapes
         if bool(_SCHEME.match(text)) != bool(_SCHEME.match(stored)):
-            raise ValueError("the form of the url changes, so enter the password again")
+            raise ValueError(
+                "the url changes between URI and key=value form, so enter the password again"
+            )
         return passwords[span.parameter]
 
     return replace_secrets(text, lookup)

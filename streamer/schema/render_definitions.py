@@ -521,7 +521,9 @@ class Renderer:
             if self._place.mapping.has_expression(name):
                 raise _UnmadeError(f'`set` computes column "{column}"')
             if _key_of_hash(self._place, name) != referred:
-                raise _UnmadeError(f'`set` hashes column "{column}" by another key than its table')
+                raise _UnmadeError(
+                    f'`set` hashes column "{column}" and the referenced column differently'
+                )
         if constraint.period:
             referring[-1], refers[-1] = f"period {referring[-1]}", f"period {refers[-1]}"
         actions = self._actions(constraint)

@@ -165,7 +165,7 @@ class TableChange:
         if translation.before:
             self._after = partial(self._run_before, translation.before)
             listed = "; ".join(translation.before)
-            raise TargetContentionError(f"to be committed before the change: {listed}")
+            raise TargetContentionError(f"streamer first commits these statements: {listed}")
         return translation
 
     def _with_reaction(self, changes: Sequence[AnyChange], reaction: OnDdl) -> list[AnyChange]:

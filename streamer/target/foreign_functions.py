@@ -158,8 +158,8 @@ class ForeignCallError(TargetSchemaError):
 def foreign_error(calls: Sequence[ForeignCall]) -> ForeignCallError:
     """Return the error about *calls*."""
     return ForeignCallError(
-        f"{'; '.join(map(str, calls))}, and an expression of a source runs only harmless built-in "
-        "functions as streamer's role; read the function before you run the statement"
+        f"{'; '.join(map(str, calls))}; streamer's role runs only harmless built-in functions in "
+        "expressions of a source; read the function before you run the statement"
     )
 
 

@@ -136,8 +136,8 @@ async def refuse_taken_names(
     if statements:
         names = ", ".join(f'"{name}"' for name in lacking if name.name in used_names)
         raise TargetSchemaError(
-            f'target table "{table}" needs partitions with the names of other relations: {names}',
-            hint=Remedy.of("give them other names: ", at_target(*statements)),
+            f'target table "{table}" needs partitions whose names other relations have: {names}',
+            hint=Remedy.of("run at the target to rename these relations: ", at_target(*statements)),
         )
 
 

@@ -68,7 +68,9 @@ def _require_lasting(step: Path) -> None:
     writers = stat.S_IWOTH if is_of_group else stat.S_IWOTH | stat.S_IWGRP
     if stat.S_ISDIR(facts.st_mode) and facts.st_mode & writers and not facts.st_mode & stat.S_ISVTX:
         mode = f"{stat.S_IMODE(facts.st_mode):04o}"
-        raise NotPrivateError(step, f"any user may replace it, because {step} has the mode {mode}")
+        raise NotPrivateError(
+            step, f"other users may replace it, because {step} has the mode {mode}"
+        )
 
 
 def open_private(directory: Path) -> int:

@@ -352,7 +352,7 @@ async def test_a_renamed_column_of_the_key_of_several_tenants_waits_for_all_of_t
             async def waits(sid: str = sid) -> bool:
                 statuses = await streamer.statuses()
                 (table,) = next(its["tables"] for its in statuses if its["sid"] == sid)
-                return f"with: {rename}; then run `apply`" in str(table["error"])
+                return f"with: {rename}; then run `ddl apply`" in str(table["error"])
 
             await streamer.eventually(waits)
         address = TargetAddress.parse(streamer.settings.target.url)

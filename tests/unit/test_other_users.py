@@ -100,7 +100,7 @@ def test_another_user_cannot_exchange_a_directory_on_the_way(shared_temporary: P
     open_to_all.chmod(0o777)
     with pytest.raises(NotPrivateError, match=f"because {open_to_all} has the mode 0777"):
         make_private(open_to_all / "spool")
-    with pytest.raises(SpoolError, match="any user may replace it"):
+    with pytest.raises(SpoolError, match="other users may replace it"):
         SpoolDirectory(open_to_all / "spool")
 
     (link := shared_temporary / "link").symlink_to(open_to_all)

@@ -147,7 +147,7 @@ def test_no_expression_reads_a_hash_in_place_of_its_column() -> None:
     assert hashed["only_b"].reason == 'streamer hashes column "b"'
     assert hashed["lower_b"].reason == 'streamer hashes column "b"'
     assert hashed["c_ok"].reason == 'streamer hashes column "c"'
-    assert hashed["fk"].reason == '`set` hashes column "b" by another key than its table'
+    assert hashed["fk"].reason == '`set` hashes column "b" and the referenced column differently'
     key = plan(place(hashed="a"), place(OTHER), definition)
     assert key["t_a_key"].reason is None  # equal values have equal hashes
     assert key["only_b"].reason is None

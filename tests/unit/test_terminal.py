@@ -33,5 +33,5 @@ def test_a_temporary_directory_that_others_may_exchange_is_named(
         run_to_end(work())
     assert end.value.exit_code == 2
     printed = capsys.readouterr().err
-    assert f"cannot use {tmp_path} for temporary files: any user may replace it" in printed
+    assert f"cannot use {tmp_path} for temporary files: other users may replace it" in printed
     assert "set TMPDIR to a directory of streamer's own user" in printed

@@ -409,9 +409,9 @@ class DefinitionTranslator:
                 raise TargetSchemaError(
                     f'other sources of target table "{self._target.name}" still have column '
                     f'"{former}" of its primary key. Once all sources wait at this '
-                    f"rename, run `edit` for one source with: {self._alter} rename column "
+                    f"rename, run `ddl edit` for one source with: {self._alter} rename column "
                     f"{quote_identifier(former)} to {quote_identifier(name)}; then run "
-                    "`apply` for the remaining sources"
+                    "`ddl apply` for the remaining sources"
                 )
         # A later change of the same difference may give the column a new type.
         column = replace(after, type=old.type, collation=old.collation)
@@ -468,7 +468,8 @@ class DefinitionTranslator:
         is_alike = all(peer.collation == column.collation for peer in peers)
         if not is_alike:
             reason = (
-                f'collation of "{name}" waits until every source of the table has made the change'
+                f'collation of column "{name}" waits until every source of the table has made the '
+                "change"
             )
             result.reasons.append(reason)
         return is_alike

@@ -155,7 +155,8 @@ class ObjectTranslator:
         lacking = new.binds and any(not _has(peer, new) for peer in self._peers)
         if lacking:
             result.reasons.append(
-                f'"{new.name}" waits until every source of the table has made the change'
+                f'index or constraint "{new.name}" waits until every source of the table has made '
+                "the change"
             )
             return
         if new.kind == "p":

@@ -111,7 +111,9 @@ _SUPERUSER: Final = (
     "event triggers, and streamer check prints the statements"
 )
 _REFUSED: Final = "changes of definitions are not captured as configured"
-_UNPUBLISHED: Final = "changes of definitions are not captured: their table is not published"
+_UNPUBLISHED: Final = (
+    "changes of definitions are not captured: streamer's message table is not published"
+)
 _ROLE_SQL: Final = """
 select rolname as name, rolsuper as is_superuser
 from pg_catalog.pg_roles where rolname = current_user
@@ -253,7 +255,8 @@ async def send_baseline(
                     await plain.execute(f"delete from {schema}.{MESSAGE_TABLE}".encode())
         except psycopg.Error as exc:
             log.warning(
-                "the definition of a table is not known yet, so its changes are not applied",
+                "the definition of a table was not read; "
+                "changes of the definition are not applied yet",
                 source=source.label,
                 table=str(name),
                 error=first_line(exc),

@@ -364,7 +364,7 @@ def _read_header(file: Path, number: int) -> tuple[Header, Lsn]:
             hint="run that version until the journal is empty",
         )
     if header.number != number:
-        raise JournalError(f"{file} is damaged: it was number {header.number}", hint=_HINT)
+        raise JournalError(f"{file} is damaged: its header has number {header.number}", hint=_HINT)
     return header, result[0].lsn
 
 

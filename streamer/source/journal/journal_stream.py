@@ -79,8 +79,8 @@ class JournalStream:
         if result is None or (result[0].kind is Kind.HEADER and result[0].lsn != self._lsn):
             raise JournalError(
                 f"{self._segment.path} is damaged at byte {self._offset}",
-                hint="later changes are lost: stop, delete the journal's directory, start, "
-                "and resync the tables that `status` then names",
+                hint="later changes are lost: stop `run`, delete the journal's directory, start "
+                "`run`, and resync the tables that `status` then names",
             )
         record, offset = result
         if record.lsn > (common_end(self._segment.branch, self._branch) or NOTHING):

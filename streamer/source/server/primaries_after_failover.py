@@ -152,9 +152,8 @@ async def require_server_of_run(
     reached = place_of(row["systemid"], row["segment"], row["started"], place)
     if reached != place:
         raise SourceElsewhereError(
-            f'source "{source.label}": this command reached another server than `run`: its system '
-            f"identifier is {reached[0]} and its timeline {reached[1]}, and `run` streams from "
-            f"{place[0]} and {place[1]}",
+            f'source "{source.label}": this command reached another server than `run`: system '
+            f"identifier {reached[0]} and timeline {reached[1]}, not {place[0]} and {place[1]}",
             hint="stop an old primary, or correct the hosts of the url; after a failover, wait "
-            "until `run` has followed it",
+            "until `run` streams from the new primary",
         )

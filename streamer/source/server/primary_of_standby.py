@@ -110,7 +110,7 @@ async def _await_replay(source: SourceMapping, plain: Connection, lsn: Lsn) -> N
         raise SourceConnectionError(
             f'source "{source.label}": the standby has not replayed {lsn} of its primary in '
             f"{REPLAY_SECONDS:g} s",
-            hint="see pg_stat_wal_receiver there, and recovery_min_apply_delay",
+            hint="see pg_stat_wal_receiver and recovery_min_apply_delay at the standby",
         ) from None
 
 
@@ -172,4 +172,4 @@ class RunningTransactions:
             return f"{awaited}, which streamer cannot reach: {error.message}"
         if not writers:
             return awaited
-        return f"{awaited}, without the transactions that run there now: {', '.join(writers)}"
+        return f"{awaited}, written after these transactions end: {', '.join(writers)}"

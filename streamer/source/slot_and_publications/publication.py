@@ -253,7 +253,8 @@ def _option_faults(
     if held := [name for name in operations if name not in publication.publishes]:
         problems.append((publish, f"does not publish {', '.join(held)}", False))
     if surplus := sorted(publication.publishes.difference(operations)):
-        problem = f"publishes {', '.join(surplus)}, which fail for tables without a key"
+        statements = "so these statements of applications fail in tables without a key"
+        problem = f"publishes {', '.join(surplus)}, {statements}"
         problems.append((publish, problem, False))
     if publication.sends_generated:
         problem = "sends generated columns, which copies and the mapping leave out"

@@ -269,8 +269,8 @@ def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str
     if acknowledged_lsn == NOTHING or confirmed_lsn <= acknowledged_lsn:
         return None
     return (
-        f'replication slot "{name}" is at {confirmed_lsn}, ahead of {acknowledged_lsn}, where '
-        "the changes of the target end"
+        f'replication slot "{name}" is at {confirmed_lsn}, ahead of the target, which has changes '
+        f"up to {acknowledged_lsn}"
     )
 
 

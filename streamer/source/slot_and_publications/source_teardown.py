@@ -57,7 +57,7 @@ async def teardown_source(
             if misfit is not None:
                 slot_error = (
                     f'source "{source.label}": replication slot "{source.slot}" {misfit.problem}; '
-                    "it stays"
+                    "the slot stays"
                 )
             else:
                 await _drop(plain, source, slot)
@@ -69,7 +69,7 @@ async def teardown_source(
                     source.label,
                     slot_error
                     or f'source "{source.label}" is a standby, and its slot is dropped; run the '
-                    "statements on its primary, which has the rest",
+                    "statements on its primary to drop publications and capture",
                     (*drop_publications_sql(source), *drop_sql(source)),
                     slot_error is not None,
                 )

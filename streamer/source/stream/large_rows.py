@@ -45,7 +45,7 @@ async def name_large_row(
     tables = list(mappings)
     options = after_loss(mapping.type for mapping in tables)
     error.remedy = Remedy.of(
-        "make the row smaller there or exclude its column, then run: ",
+        "make the row smaller at the source or exclude its column, then run: ",
         run("resync", EVERY_TABLE, *options, database=source.database, sid=source.sid),
         "; in binary transport a bytea takes half the space",
     )
