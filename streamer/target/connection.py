@@ -352,8 +352,8 @@ class TargetConnection:
             is_valid = not again or await self.fetch_value(TOKEN_SQL, fence.source_id, fence.token)
         if not is_valid:
             raise TargetMovedError(
-                "target: this connection does not reach the server on which the source's lock "
-                "is held",
+                "target: this connection does not reach the server on which this process holds "
+                "the source's lock",
                 fences=[fence],
             )
         self._verified[fence.source_id] = fence
