@@ -80,9 +80,9 @@ def skip_ddl(
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Leave the target as it is, and continue the table.
+    """Skip the change at the target, and continue the table.
 
-    A column that the source no longer has can then be null at the target.
+    If the source dropped or renamed a column, streamer drops NOT NULL of the target's column.
     """
     _decide("skip", table, database, sid, no_wait=no_wait, as_json=as_json)
 

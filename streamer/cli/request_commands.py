@@ -98,9 +98,9 @@ def follow_requests(
         return
     first = next(request for request in ended.requests if request.is_open)
     act = "continues" if first.taken_at else "takes"
-    then = f"the next `streamer run` {act} it" if ended.is_absent else "it stays"
+    then = f"the next `streamer run` {act} the request" if ended.is_absent else "the request stays"
     line = f"request {first.request_id} waits: {ended.obstacle}; {then}"
-    line += f"; its outcome: {command('requests', str(first.request_id))}"
+    line += f"; read the outcome with: {command('requests', str(first.request_id))}"
     if not ended.is_absent:
         fail(line, 1)
     typer.echo(f"streamer: {line}", err=True)
@@ -125,7 +125,7 @@ def _request(
         )
     )
     for name in [] if as_json else asked.left_out:
-        typer.echo(f"left out, because it is paused before a mass delete: {name}")
+        typer.echo(f"left out: {name}, paused before a mass delete; to resume the table, name it")
     answer = {"action": action, "tables": asked.names, "left_out": asked.left_out}
     follow_requests(address, asked.requests, answer, waits=not no_wait, as_json=as_json)
 

@@ -146,7 +146,8 @@ def remove_tenant(
             address, settings, source, command_actor(), timeout
         )
         if result is None:
-            fail(f'a process still runs "{source.label}"; {changed.next_step}', 1)
+            step = changed.next_step or "read the log of that process"
+            fail(f'a process still runs "{source.label}"; {step}', 1)
         if result.is_elsewhere:
             fail(result.error or "", 3)
         print_remaining([result], on_stderr=True)
@@ -220,7 +221,8 @@ def purge_tenant(
         total = sum(record.rows_deleted for record in records)
         typer.echo(f"purged: {total:,} rows in {len(records)} tables")
         drift_of = command("tenants drift", database=database)
-        typer.echo(f"columns that only this tenant had remain; `{drift_of}` names them", err=True)
+        kept = f"the target keeps columns that only this tenant had; `{drift_of}` names them"
+        typer.echo(kept, err=True)
 
 
 def purge_line(record: "PurgeRecord") -> str:

@@ -345,7 +345,7 @@ def _wal_problems(source: ReportedSource) -> Iterator[Problem]:
         size = f"{format_bytes(backlog.retained_bytes)} of WAL"
         of_limit = "" if limit is None else f" (limit: {format_bytes(limit)})"
         remedy = Remedy.of(
-            "resume the table or source that holds the WAL: ",
+            "resume the table, or start the source, that holds the WAL: ",
             run("status", database=source.database, sid=source.sid),
             " shows the WAL that each table retains",
         )
@@ -425,7 +425,7 @@ class _TableRules:
         if table.state == "error":
             yield self._stopped()
         elif table.is_over_delete_limit and error is not None:
-            remedy = error.remedy or Remedy.of("apply it with: ", self._resume)
+            remedy = error.remedy or Remedy.of("apply the transaction with: ", self._resume)
             yield self._new(
                 ProblemKind.MASS_DELETE, Severity.ERROR, error.message, remedy, error=error
             )
@@ -510,7 +510,7 @@ class _TableRules:
             if lacking.is_given_up:
                 text = f"its target lacks {lacking.label}: {lacking.reason}"
                 words: tuple[str | Sql, ...] = (
-                    "create a similar one at the target; the source has: " + lacking.sql,
+                    "create a similar object at the target; the source has: " + lacking.sql,
                 )
                 if lacking.statements:
                     sql = at_target(*lacking.statements)

@@ -158,7 +158,7 @@ async def test_a_target_that_is_away_is_one_problem(
             monkeypatch.setattr(admin.service, "status", status)
         lose_target(admin)
         page = (await client.get("/", params={"view": view})).text
-        assert "The target is unreachable: sources wait until it answers" in page
+        assert "The target is unreachable: sources wait until it accepts changes" in page
         assert page.count("no &lt;answer&gt;") == 1
         assert '<span class="state quiet">waits for the target</span>' in page
         assert page.count('<li class="bad">') == 1

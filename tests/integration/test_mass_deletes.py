@@ -266,7 +266,7 @@ async def test_a_pattern_resumes_no_table_that_waits_before_a_mass_delete(
         said = await asyncio.to_thread(command, streamer.path, "resume", "*.*")
         number = target.value("select max(id) from streamer.request")
         assert said.stdout.splitlines() == [
-            "left out, because it is paused before a mass delete: shop public.t",
+            "left out: shop public.t, paused before a mass delete; to resume the table, name it",
             f"resume requested: shop public.other, request {number}",
             "resume done: shop public.other",
         ]

@@ -52,3 +52,18 @@ def test_a_plan_prints_statements_in_the_same_way() -> None:
         "    one;",
         "    two;",
     ]
+
+
+def test_a_plan_leaves_the_objects_of_a_removed_source_to_the_operator() -> None:
+    source = {
+        "database": "shop", "sid": "eu", "action": "forgotten", "slot": "s",
+        "slot_action": "drop it by hand", "role": None, "tables": [],
+        "publication_sql": ["drop publication p"],
+    }  # fmt: skip
+    plan = {"sources": [source], "findings": [], "notes": [], "copies": [], "sources_at_once": 4, "estimate": {"tables": 0},
+            "changes": True}  # fmt: skip
+    assert list(plan_lines(plan)) == [
+        "shop:eu: already removed; slot s: drop it by hand",
+        "  run at the source:",
+        "    drop publication p;",
+    ]

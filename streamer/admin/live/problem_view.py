@@ -29,7 +29,7 @@ class _Button:
 _TABLE: Final = "/table/act"
 _BUTTONS: Final = {
     ("resume", ()): _Button(_TABLE, "resume", "Resume"),
-    ("resume", ("--skip-deletes",)): _Button(_TABLE, "skip", "Resume without its deletes"),
+    ("resume", ("--skip-deletes",)): _Button(_TABLE, "skip", "Resume, skip the deletes"),
     ("resync", ()): _Button(_TABLE, "resync", "Resync"),
     ("resync", ("--mode", "diff")): _Button(_TABLE, "resync", "Resync", {"mode": "diff"}),
     ("repair", ()): _Button(_TABLE, "repair", "Repair"),

@@ -244,9 +244,13 @@ def state_filter(sources: Iterable[Row], state: str, path: str, **parameters: An
 def summary(sources: list[Row], target: Row | None = None) -> str:
     """Return the state of target, sources and tables in a line."""
     if target is not None and target["error"]:
-        words = {"unreachable": "is unreachable", "refused": "refuses the role"}
+        words = {
+            "unreachable": "is unreachable",
+            "refused": "refuses the role",
+            "error": "has an error",
+        }
         state = words.get(target["state"], f"is {target['state']}")
-        return f"The target {state}: sources wait until it answers"
+        return f"The target {state}: sources wait until it accepts changes"
     if not sources:
         return "No source streams yet"
     states = [

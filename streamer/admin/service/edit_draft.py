@@ -108,11 +108,13 @@ async def _apply_tenants(
 ) -> Changed:
     labels: list[str] = [SourceLabel(database, sid) for sid in sids]
     if was_changed or not applies:
-        why = "the draft has other changes; " if was_changed and applies else ""
-        step = f"{why}see `{command('plan')}`, then run `{command('apply')}`"
+        why = "; the draft has other changes, too" if was_changed and applies else ""
+        step = f"see `{command('plan')}`, then run `{command('apply')}`{why}"
         return Changed(labels, next_step=step, is_applied=False)
     answer = await client.apply(force=False)
-    return Changed(labels, next_step=answer["warning"])
+    warning = answer["warning"]
+    cause = None if warning is None else f"remove the cause of this error: {warning}"
+    return Changed(labels, next_step=cause)
 
 
 async def add_table(
@@ -225,12 +227,14 @@ def plan_lines(plan: Row) -> Iterable[str]:
         if source["action"] == "keep":
             yield f"{name}: unchanged{reads}"
             continue
-        yield f"{name}: {source['action']}; slot {source['slot']}: {source['slot_action']}{reads}"
+        is_left = source["action"] == "forgotten"
+        action = "already removed" if is_left else source["action"]
+        yield f"{name}: {action}; slot {source['slot']}: {source['slot_action']}{reads}"
         for table in source["tables"]:
             if table["action"] != "keep":
                 yield f"  {_table_line(table)}"
         if source["publication_sql"]:
-            yield "  streamer runs at the source:"
+            yield f"  {'run' if is_left else 'streamer runs'} at the source:"
             yield from (f"    {one_line(sql)};" for sql in source["publication_sql"])
     for finding in plan["findings"]:
         place = " ".join(
