@@ -134,7 +134,10 @@ async def is_installed(bookkeeping: Bookkeeping) -> bool:
 async def require_installed(bookkeeping: Bookkeeping) -> None:
     """Raise MappingError unless `is_installed`. Raises TargetError, too."""
     if not await is_installed(bookkeeping):
-        raise MappingError("nothing is set up yet", hint="start `streamer run` first")
+        raise MappingError(
+            "the bookkeeping in the target is missing, or from an earlier version",
+            hint="start `streamer run` first",
+        )
 
 
 @asynccontextmanager

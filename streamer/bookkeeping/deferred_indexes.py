@@ -186,8 +186,8 @@ async def restore_indexes(
 def _give_up(index_id: int) -> Remedy:
     """Return the remedy for an index that the copied rows do not allow. Pure."""
     return Remedy.of(
-        "remove the duplicates at the source; or, if only the target has that index, give the "
-        "index up: run at the target: ",
+        "remove the duplicates at the source; or, if only the target has that index, to continue "
+        "without the index, run at the target: ",
         at_target(f"delete from streamer.deferred_index where id = {index_id}"),
     )
 

@@ -88,7 +88,7 @@ class TextConversion:
         converted = self.convert(data)
         if isinstance(converted, UnconvertedText):
             raise ProtocolError(
-                f'a name with a character of encoding "{self.encoding}" that UTF-8 lacks'
+                f'a name has a character of encoding "{self.encoding}" that UTF-8 lacks'
             )
         return converted.decode()
 

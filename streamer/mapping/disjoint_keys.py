@@ -25,7 +25,7 @@ def find_unfit(rule: TableRule) -> Unfit | None:
     """Return the first setting of *rule* that `keys: disjoint` excludes, if any."""
     if not rule.is_disjoint:
         return None
-    lacks = "the target would lack rows, so their keys could not refuse rows of other tables"
+    lacks = "the target would lack rows whose keys must reject rows of other tables"
     unfit = {
         "sid": (rule.sid is not None, "a sid distinguishes the rows already"),
         "type": (rule.type is not TableType.CLONE, "only a clone has a single row for each key"),
@@ -33,7 +33,10 @@ def find_unfit(rule: TableRule) -> Unfit | None:
         "copy_where": (rule.copy_where is not None, lacks),
         "initial": (rule.initial is not Initial.COPY, lacks),
         "truncate_target": (rule.truncate_target, "the remaining tables would lose their rows"),
-        "on_delete": (rule.on_delete is OnDelete.MARK, "a marked row keeps its key"),
+        "on_delete": (
+            rule.on_delete is OnDelete.MARK,
+            "a row marked as deleted still occupies its key",
+        ),
         "on_error": (
             rule.on_error is OnError.QUARANTINE,
             "a later change of a dropped row could reach a row of a second table",

@@ -273,8 +273,8 @@ def _check_dot(tokens: Sequence[Token], n: int) -> None:
         if is_own or is_field or _is_type(tokens, n - 1):
             return
     raise ExpressionError(
-        "a name with a dot is not allowed: columns are written by their own names, and functions "
-        "and operators are PostgreSQL's own"
+        "a name with a dot is not allowed: write a column without its table, and a function of "
+        "PostgreSQL without its schema"
     )
 
 

@@ -207,7 +207,7 @@ def _name_obstacle(move: Renamed, *, is_moving: bool) -> Obstacle:
             "correct the rules for that table",
         )
     return Obstacle(
-        f'streamer has another table of the name "{move.now}"',
+        f'streamer already replicates a table named "{move.now}"',
         f'add "{move.former}" to `exclude_tables`, or remove its rule; then reload the mapping, '
         f'and resync "{move.now}"',
     )

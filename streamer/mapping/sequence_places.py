@@ -86,9 +86,9 @@ def value_ahead(value: int, increment: int, drawn_steps: int, target: Range) -> 
     follow.
     """
     if (increment > 0) != (target.increment > 0):
-        raise ValueError("its increment has the opposite sign")
+        raise ValueError("the increment of the target's sequence has the opposite sign")
     if not target.minimum <= value <= target.maximum:
-        raise ValueError(f"the source is at {value}, which is outside of its limits")
+        raise ValueError(f"the source is at {value}, outside the limits of the target's sequence")
     margin = increment * max(MARGIN_STEPS, MARGIN_CHECKS * drawn_steps)
     goal = min(max(value + margin, target.minimum), target.maximum)
     last = target.last_value

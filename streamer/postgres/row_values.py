@@ -49,7 +49,7 @@ _KNOWN: Final = tuple(
         (r"numeric field overflow|division by zero"),
         # Statements of this program raise these messages.
         r"an update or delete came for a table without replica identity",
-        r"an open version of this key is already there",
+        r"the target already has an open version of this key",
         r"several rows of the target table have the key of one change",
         r"the row to insert lacks its unchanged \(TOAST\) values",
         r"the row to update is missing, so its unchanged values are lost",

@@ -53,7 +53,7 @@ async def test_sequences_of_the_target_stay_ahead(
         shown = await sequences(streamer)
         assert (
             shown["public.small"]["error"]
-            == "the source is at 40000, which is outside of its limits"
+            == "the source is at 40000, outside the limits of the target's sequence"
         )
         assert shown["public.t_id_seq"]["target"] == "public.u_id_seq"
         assert target.value("select is_called from small") is False

@@ -157,7 +157,7 @@ CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
         ["other sources write to its target"],
     ),
     "a taken target": ({A_B: TAKEN}, [A], ["the target has such a table"]),
-    "a name of another relation": ({A_B: PLAIN}, [A, B], ["streamer has another table"]),
+    "a name of another relation": ({A_B: PLAIN}, [A, B], ["streamer already replicates a table"]),
     "a name whose relation gives way": (
         {A_B: replace(PLAIN, has_bare_successor=True)},
         [A, B],

@@ -234,11 +234,11 @@ def test_sql_of_a_remedy_names_its_database() -> None:
 def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> None:
     source = SHOP
     known: dict[tuple[str, str | None], tuple[str, ErrorReport | None]]
-    held = ErrorReport("held by host:1; run on host: kill 1", "slot_in_use")
+    held = ErrorReport("process 1 on host runs this source", "slot_in_use")
     known = {("shop", None): ("waiting", held)}
     (shown,) = with_own_state([source], known)
     (item,) = problems_for_operator([shown])
-    assert item["what"] == "this process is waiting: held by host:1; run on host: kill 1"
+    assert item["what"] == "this process is waiting: process 1 on host runs this source"
     assert item["runbook"] == "/help/runbooks/second-installation"
     (shown,) = with_own_state([source], {("shop", None): ("streaming", None)})
     assert problems_for_operator([shown]) == []

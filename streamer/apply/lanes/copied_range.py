@@ -59,7 +59,7 @@ class CopiedRange:
         try:
             self._positions = [numbers[name] for name in copied.columns]
         except KeyError as exc:
-            raise UnknownRowError(f"its key has no column {exc} any more") from None
+            raise UnknownRowError(f"a change has no key column {exc}") from None
 
     def effect_of(self, payload: bytes) -> bytes | None:
         """Return the message that has the effect of a change on the range; None for no effect.
@@ -85,7 +85,7 @@ class CopiedRange:
                 return payload
             if self._keeps_deleted:
                 raise UnknownRowError(
-                    "a key moved to a later chunk, and the rule keeps deleted rows"
+                    "an update moved a key to a later chunk, and the rule keeps deleted rows"
                 )
             return b"D" + bytes(payload[1:end])
         if not self._has(new):
@@ -94,7 +94,7 @@ class CopiedRange:
         if any(map(_is_unchanged, new)) or (
             payload[5] != ord("O") and any(map(_is_unchanged, second))
         ):
-            raise UnknownRowError("an update of its key left out large values that are unchanged")
+            raise UnknownRowError("an update of a key omits unchanged large values")
         head = b"I" + bytes(payload[1:5]) + b"N" + len(new).to_bytes(2, "big")
         return head + b"".join(map(bytes, new))
 
@@ -115,7 +115,7 @@ def _value(item: bytes, kind: str) -> KeyValue:
     try:
         return read_key_value(bytes(item[5:]), kind, is_text=item[0] == KIND_TEXT)
     except ValueError:
-        raise UnknownRowError(f"a column of its key is no longer of type {kind}") from None
+        raise UnknownRowError(f"a key column is no longer of type {kind}") from None
 
 
 def only_copied(lane_transaction: "LaneTransaction") -> "LaneTransaction":
@@ -142,8 +142,8 @@ def only_copied(lane_transaction: "LaneTransaction") -> "LaneTransaction":
         except UnknownRowError as exc:
             mapped.become(mapped.state.unfit_for_chunks(str(exc)))
             error = SyncError(
-                f'"{mapped.mapping.source}" cannot be copied in chunks: {exc}',
-                hint="none: streamer copies the table again as a whole",
+                f'table "{mapped.mapping.source}" cannot be copied in chunks: {exc}',
+                hint="no action is needed: streamer copies the table again as a whole",
             )
             error.subject = mapped
             raise error from None

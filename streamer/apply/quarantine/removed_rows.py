@@ -149,7 +149,7 @@ class _Judge:
         for values in (from_json(change.new), from_json(change.old)):
             if values is not None and values.keys() >= set(self.rows.columns):
                 return [values[column] for column in self.rows.columns]
-        raise self._unclear(change, "it lacks values of the partition key")
+        raise self._unclear(change, "the change lacks a value of the partition key")
 
     def _unclear(self, change: QuarantinedChange, reason: str) -> TargetSchemaError:
         only = ("--id", str(change.id))

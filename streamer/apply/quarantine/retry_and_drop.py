@@ -76,7 +76,7 @@ async def fulfil(
             await end_request(writer.target, request.request_id)
             await writer.transaction.commit({})
         log.warning(
-            "rows in quarantine were given up",
+            "rows in quarantine were dropped",
             source=lane.owner.source.label,
             table=str(mapped.mapping.source),
             rows=dropped,

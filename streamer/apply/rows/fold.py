@@ -425,7 +425,7 @@ def _complete(plan: ApplyPlan, row: Row, old: Row, marker: int) -> Row:
         new is UNCHANGED and old_value is null for new, old_value in zip(row, old, strict=True)
     ):
         # An unchanged TOAST value is never NULL.
-        raise _lacks(plan, UPDATE, "all of its old row")
+        raise _lacks(plan, UPDATE, "an unchanged (TOAST) value of its old row")
     if marker == KEY_TUPLE:
         complete: Row = list(row)
         for column in plan.key:
@@ -444,7 +444,7 @@ def refuse_shared_truncate(plan: ApplyPlan) -> None:
     raise SharedTableError(
         f'source table "{mapping.source}" was truncated, and target table "{mapping.target}" has '
         "rows of other tables, too",
-        hint="to keep its rows, set `skip_truncate: true` for this table",
+        hint="to ignore TRUNCATE of this source table, set `skip_truncate: true` in its rule",
     )
 
 

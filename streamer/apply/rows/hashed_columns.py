@@ -144,7 +144,8 @@ def check_hashes(
         if target_column is None or not _holds_hash(target_column.type):
             raise MappingError(
                 f'{place}, and the target column "{column_hash.target}" cannot hold the hash',
-                hint=f"make it text, or varchar of at least {HASH_CHARACTERS} characters",
+                hint="make the target column text, or varchar of at least "
+                f"{HASH_CHARACTERS} characters",
             )
 
 

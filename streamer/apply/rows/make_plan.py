@@ -132,7 +132,7 @@ def _check_guard(
         index = f"create unique index on {table} ({quote_columns(names)})"
         raise TargetSchemaError(
             f"`keys: disjoint` needs a unique key ({', '.join(names)}) in target table "
-            f'"{mapping.target}", which refuses a key of another table',
+            f'"{mapping.target}", so that PostgreSQL rejects a key of a second table',
             hint=Remedy.of("run at the target: ", at_target(index)),
         )
 
@@ -280,7 +280,7 @@ def _with_metadata(
             raise TargetSchemaError(
                 f'`metadata` writes {kind} to column "{name}" of target table "{mapping.target}", '
                 "which already gets another value",
-                hint="give the fact another column, or exclude the source's column",
+                hint="name another column in `metadata`, or exclude the source's column",
             )
         actual = target.columns.get(name)
         expected = METADATA_TYPES[kind]
@@ -297,7 +297,7 @@ def _with_metadata(
                 f'column "{name}" of target table "{mapping.target}" must be an ordinary column of '
                 f"type {expected}, because `metadata` writes {kind} to it",
                 hint=Remedy.of(
-                    "give the fact another column, or run at the target: ", at_target(alter)
+                    "name another column in `metadata`, or run at the target: ", at_target(alter)
                 ),
             )
         added.append(PlanColumn(count + number, actual))
@@ -450,7 +450,7 @@ def _check_history_columns(
     additions = [column for column in history_columns(history) if column.name in absent]
     remedy = Remedy.of("run at the target: ", at_target(*renames))
     if not renames:
-        words = "; if versions have these columns under other names, rename those columns instead"
+        words = "; if the table has these columns under different names, rename the columns instead"
         remedy = Remedy.of(
             "run at the target: ", at_target(*add_columns_sql(table, additions)), words
         )

@@ -374,7 +374,7 @@ end loop;"""
                 f"if exists (select from {self.rows} t where {same_key} "
                 f"and {self._is_current}) then raise exception using "
                 "errcode = 'unique_violation', "
-                "message = 'an open version of this key is already there', "
+                "message = 'the target already has an open version of this key', "
                 f"detail = 'Key ' || {self._key_text('s', self.new)}; end if;\n"
             )
         return f"{prelude}{self.insert(row | self._times('streamer_since'))};"

@@ -93,7 +93,7 @@ def _conflict(
         case "insert_exists" if late_key(mapped, plan):
             yield _run_at_target(_make_late(error, plan))
         case "insert_exists" | "exclusion" if plan.mapping.rule.is_disjoint:
-            yield "delete the other row at its source, or give that row another key there"
+            yield "at the source, delete one of the two rows with this key, or change its key"
             yield resync
         case "insert_exists" | "exclusion":
             if error.constraint and not _is_primary_key(error, plan):
@@ -147,7 +147,7 @@ def _alter_column(
 ) -> Iterable[str | Remedy]:
     column = next((c for c in plan.columns if c.name == error.column), None)
     if column is None or column not in plan.source_columns:
-        yield "give the column that cannot hold the value the source's type"
+        yield "change the type of the target column to the type of the source column"
         return
     label = _MISSING_LABEL.search(error.message)
     if label is not None:

@@ -161,7 +161,7 @@ class SlotCheck:
         if fork_lsn is None:
             raise SourceDivergedError(
                 f"the source is on timeline {timeline}, which does not descend from timeline "
-                f"{stored_timeline} of the target"
+                f"{stored_timeline}, the last source timeline that streamer followed"
             )
         ahead = [str(mapped.mapping.source) for mapped in synced if mapped.end_lsn > fork_lsn]
         if ahead:

@@ -68,7 +68,7 @@ def find_waits(
     turns = [label for label, health in waiters if health.waiting_for is not None]
     if turns:
         further = f" and {len(turns) - 1} other sources" if len(turns) > 1 else ""
-        waits.append(Wait(_FIRST_COPIES, f'the turn of source "{turns[0]}"{further}'))
+        waits.append(Wait(_FIRST_COPIES, f'a turn for source "{turns[0]}"{further}'))
     for label, health in waiters:
         record = records.get(label)
         if health.state in _WAITING_STATES and health.waiting_for is None:

@@ -112,8 +112,8 @@ class RunningMapping:
         for record in records:
             if find_source(self.now.sources, record.database, record.sid) is None:
                 log.warning(
-                    "the target holds a source that the configuration lacks; its slot keeps WAL."
-                    " Add the source again, or, if you no longer want it, drop the slot",
+                    "the bookkeeping has a source that the configuration lacks; the source's slot"
+                    " keeps WAL. Add the source again, or drop the slot at the source",
                     source=record.label,
                     to_drop_run_there=drop_slot_sql(record.slot),
                 )
@@ -250,7 +250,9 @@ async def _resolve(
                 )
         except SourceError as exc:
             log.warning(
-                "cannot check the rules against the target", source=source.label, error=str(exc)
+                "cannot read the tables of the source, so its rules stay unchecked",
+                source=source.label,
+                error=str(exc),
             )
     return tables
 

@@ -242,7 +242,9 @@ class Replica:
         if frozen := self._find_frozen(record.replicas):
             for replica in frozen:
                 if replica.is_alive:
-                    log.warning("a replica does not answer; its sessions end", replica=replica.name)
+                    log.warning(
+                        "a replica does not answer; ending its sessions", replica=replica.name
+                    )
                 await self._locks.use(partial(end_sessions, replica=replica))
             record = await self._locks.use(read_fleet)
         self._update_fleet(record)

@@ -504,8 +504,8 @@ def _held_by(holder: str) -> str:
     """
     host, _, pid = holder.rpartition(":")
     if not pid.isdecimal():
-        return f"held by {holder}, which runs this source; this process waits to take over"
+        return f"process {holder} runs this source; this process waits to take over"
     return (
-        f"held by {holder}: that process runs this source, and this process waits to take over; "
+        f"process {pid} on {host} runs this source, and this process waits to take over; "
         f"to end process {pid}, run on {host}: kill {pid}"
     )

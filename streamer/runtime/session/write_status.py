@@ -26,7 +26,7 @@ from streamer.util.waiting import wait_unless_idle
 
 REPORT_SECONDS: Final = 2.0
 _QUEUE: Final = TableWait(
-    f"one of the {DRAINERS_MAX} connections for held tables: other held tables use all of them"
+    f"one of the {DRAINERS_MAX} connections for held tables, which are all in use"
 )
 LAG_SECONDS_MIN: Final = 2.0
 """The report leaves out a smaller lag, because every busy table would otherwise cause constant

@@ -296,7 +296,7 @@ class Relations:
         text = "the table was dropped at the source, and its target keeps the rows"
         if count := mapped.quarantine.count:
             changes = "1 change" if count == 1 else f"{count:,} changes"
-            text += f"; {changes} in quarantine left with the table, and never reached the target"
+            text += f"; {changes} in quarantine were removed, and never reached the target"
         report = ErrorReport(text, UnpublishedError.code)
         self._health.add_removal(str(mapped.mapping.source), report)
 

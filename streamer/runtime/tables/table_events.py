@@ -446,5 +446,7 @@ def _mass_delete_error(mapped: MappedRelation, mass_delete: MassDelete) -> MassD
     limit = mapped.mapping.rule.max_deleted_rows
     return MassDeleteError(
         f'table "{table}" is paused, because max_deleted_rows is {limit}: {mass_delete}',
-        hint=Remedy.of("to apply it, run: ", resume, "; to leave its deletes out, run: ", skip),
+        hint=Remedy.of(
+            "to apply the transaction, run: ", resume, "; to leave out its deletes, run: ", skip
+        ),
     )
