@@ -27,6 +27,21 @@ class UnlikeTypes:
     own: DefinedType
     target: DefinedType
 
+    def problem(self, source: RelationName, target: RelationName) -> str:
+        """Name the types of the tables *source* and *target*."""
+        return (
+            f'column "{self.column}" of "{source}" has type "{self.own.full_name}", which is '
+            f'defined differently from "{self.target.full_name}" of target table "{target}", the '
+            "type of another tenant"
+        )
+
+    @property
+    def advice(self) -> str:
+        return (
+            f'give both types the same definition, or exclude column "{self.column}", or give '
+            "this table a `target` of its own"
+        )
+
 
 def find_unlike_types(
     definition: SourceDefinition,
@@ -96,15 +111,10 @@ async def refuse_unlike_types(
         return
     types = await read_target_types(session, target)
     for unlike in find_unlike_types(definition, mapping, target, types):
-        type_name, present_name = unlike.own.full_name, unlike.target.full_name
         ids = {"database": source.database, "sid": source.sid}
         raise TargetSchemaError(
-            f'column "{unlike.column}" of "{mapping.source}" has type "{type_name}", which is '
-            f'defined differently from "{present_name}" of target table "{target.name}", the type '
-            "of another tenant",
+            unlike.problem(mapping.source, target.name),
             hint=Remedy.of(
-                f'give both types the same definition, or exclude column "{unlike.column}", or '
-                "give this table a `target` of its own; then run: ",
-                run("resume", str(mapping.source), **ids),
+                f"{unlike.advice}; then run: ", run("resume", str(mapping.source), **ids)
             ),
         )

@@ -16,8 +16,10 @@ from streamer.errors.error_classes import TargetSchemaError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import DdlCapture, DdlKind
 from streamer.schema.desired_columns import at_target
+from streamer.schema.indexes_constraints_types import DefinedType
 from streamer.schema.source_definition import widens
 from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.tenant_types import find_unlike_types
 from streamer.schema_changes.translate.joining_source import widening, widening_statements
 
 
@@ -26,10 +28,11 @@ class SharedTable:
     """A target table and the tenants that share it.
 
     ``relation``: wide enough for the definitions of all tenants. ``origins``: the label of the
-    tenant that defined the type of a column, by column.
+    tenant that defined the type of a column, by column. ``types``: the types of columns.
     """
 
     relation: TargetRelation
+    types: list[DefinedType]
     origins: dict[str, str] = field(default_factory=dict)
 
     def add(self, pair: Pair) -> None:
@@ -80,14 +83,16 @@ def shared_tables(
                 table = target.tables.get(mapping.target)
                 if table is None and create_tables:
                     try:
-                        shared[mapping.target] = SharedTable(expected_relation(pair))
+                        shared[mapping.target] = SharedTable(expected_relation(pair), pair.types)
                     except TargetSchemaError:  # `check_missing` names the column
                         continue
                 elif table is not None and table.relation is not None:
                     is_ours = str(mapping.target) in created and table.relation.has_sid
                     if not is_ours or captures:  # `on_ddl` decides
                         continue
-                    shared[mapping.target] = SharedTable(table.relation)
+                    shared[mapping.target] = SharedTable(
+                        table.relation, target.shared_types.get(mapping.target, [])
+                    )
                 else:
                     continue
             if mapping.target not in target.tables or pair.needs_copy:
@@ -127,6 +132,17 @@ def check_common_types(pair: Pair, shared: SharedTable) -> Iterable[Finding]:
                 "its own"
             ),
         )
+    yield from _check_tenant_types(pair, shared)
+
+
+def _check_tenant_types(pair: Pair, shared: SharedTable) -> Iterable[Finding]:
+    """Find types of a tenant's schema that differ from the types of the shared table."""
+    if pair.mapping.rule.sid is None:
+        return
+    definition = replace(pair.relation.definition, types=tuple(pair.types))
+    for unlike in find_unlike_types(definition, pair.mapping, shared.relation, shared.types):
+        problem = unlike.problem(pair.mapping.source, pair.name)
+        yield error(pair.place, problem, in_words(unlike.advice))
 
 
 def _bare(type_name: str) -> str:

@@ -29,7 +29,9 @@ from streamer.postgres import replication_origin
 from streamer.postgres.named_relations import NAMED_RELATION, NAMED_TYPE
 from streamer.postgres.supported_versions import VERSION_MIN
 from streamer.runtime.guards.follow_renames import find_renamed, judge_renames
+from streamer.schema.indexes_constraints_types import DefinedType
 from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.read_definitions import read_target_types
 from streamer.source.catalog import SourceRelation
 from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 from streamer.target.catalog import holds_rows, read_relation
@@ -135,6 +137,8 @@ class TargetFacts:
     namespaces: dict[str, Namespace] = field(default_factory=dict)
     tables: dict[RelationName, TargetTable] = field(default_factory=dict)
     types: dict[RelationName, list[str]] = field(default_factory=dict)
+    shared_types: dict[RelationName, list[DefinedType]] = field(default_factory=dict)
+    """The types of columns, by table with rows of schemas."""
     collations: frozenset[str] = frozenset()
     """The collations of the target, in the form of `DefinedColumn.collation`."""
     extensions: dict[str, str] = field(default_factory=dict)
@@ -339,6 +343,9 @@ async def read_tables(
         for listed in ("missing_privileges", "triggers"):
             fields[listed] = tuple(fields[listed])
         facts.tables[name] = TargetTable(relation=await read_relation(connection, name), **fields)
+    for name in {m.target for source in sources for m in source.mappings if m.rule.sid}:
+        if (table := facts.tables.get(name)) is not None and table.relation is not None:
+            facts.shared_types[name] = await read_target_types(connection, table.relation)
     for row in await connection.fetch(_TYPES_SQL, *_columns(sorted(types))):
         facts.types[RelationName(row["namespace"], row["name"])] = row["labels"]
     rows = await connection.fetch(_COLLATIONS_SQL)
