@@ -1,6 +1,7 @@
 """The processor time of `streamer compare`: both servers, Spark's JVM, Python.
 
-``--on local spark`` compares the same rows in a single Python process, and then on Spark.
+``--on local spark`` compares the same rows in a single Python process, and then on Spark. ``psql``
+reads a sum of hashes of all rows from both servers at the same time, in place of a comparison.
 
 Both sides get the same rows, of which a few then change at the target. `run` streams meanwhile, as
 for an operator. The time of a server includes all its processes, and so the work for `run` and
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +27,12 @@ import psutil
 
 from benchmarks import big_table
 from benchmarks.servers import Run, source_and_target, wait_until, write_config
+from streamer.commands.demo.embedded_servers import Server
 
 SETTINGS: Final = {"max_wal_size": "1GB"}
 """Without this limit, the WAL of the rows would need more space than the rows."""
 SAMPLE_SECONDS: Final = 0.1
+SUM: Final = "select count(*), sum(hashtextextended(big::text, 0)) from big"
 
 
 def directory_bytes(directory: Path) -> int:
@@ -95,7 +99,10 @@ def main() -> None:
     parser.add_argument("--differing", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--key", choices=["bigint", "text"], default="bigint")
-    parser.add_argument("--on", nargs="+", choices=["local", "spark"], default=["spark"])
+    parser.add_argument("--rounds", type=int, default=1, help="the order of the sides alternates")
+    parser.add_argument(
+        "--on", nargs="+", choices=["local", "spark", "psql"], default=["psql", "local", "spark"]
+    )
     options = parser.parse_args()
     with (
         source_and_target(settings=SETTINGS) as (source, target),
@@ -128,14 +135,35 @@ def main() -> None:
             name: psutil.Process(server.postmaster_pid)
             for name, server in (("source", source), ("target", target))
         }
-        for place in options.on:
-            print(f"on {place}:")
-            measure(config, roots, options.rows, spark_above="0" if place == "spark" else "1TB")
+        for number in range(options.rounds):
+            for place in options.on[:: -1 if number % 2 else 1]:
+                print(f"on {place}:")
+                if place == "psql":
+                    measure_sums((source, target), roots)
+                else:
+                    above = "0" if place == "spark" else "1TB"
+                    measure(config, roots, options.rows, spark_above=above)
         run.stop()
         for server in (source, target):
             server.execute("checkpoint")
         used = sum(directory_bytes(server.data) for server in (source, target))
         print(f"both servers hold {used / 1e9:.1f} GB on disk")
+
+
+def measure_sums(servers: Iterable[Server], roots: dict[str, psutil.Process]) -> None:
+    start = {name: server_seconds(root) for name, root in roots.items()}
+    began = time.monotonic()
+    programs = [
+        subprocess.Popen(
+            [server.program("psql"), server.url("bench"), "-qtc", SUM], stdout=subprocess.PIPE
+        )
+        for server in servers
+    ]
+    sums = [program.communicate()[0].split() for program in programs]
+    seconds = time.monotonic() - began
+    print(f"sums of hashes in {seconds:.1f} s: {sums}")
+    for name, root in roots.items():
+        print(f"{name:38} {server_seconds(root) - start[name]:7.1f} s of processor time")
 
 
 def measure(config: Path, roots: dict[str, psutil.Process], rows: int, *, spark_above: str) -> None:
