@@ -134,12 +134,16 @@ class Finisher:
         The order matters: a table in state "error" has all its indexes, unless the server refuses
         to build an index. If an operator requested the copy again since its beginning, the next
         round tries again.
+
+        A cancellation ends all rounds, and a removal would then begin in a closed task group.
         """
         try:
             error = await self._clear_up(mapped, error)
             await self._store_failure(mapped, error)
-        finally:
+        except StreamerError:
             self.removal.remove(mapped)
+            raise
+        self.removal.remove(mapped)
 
     async def _clear_up(self, mapped: MappedRelation, error: ErrorReport) -> ErrorReport:
         try:
