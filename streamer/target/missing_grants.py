@@ -6,9 +6,10 @@ that the role lacks, so that the error has the statements to run.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self
+
+import structlog
 
 from streamer.errors.error_classes import ConflictError, StreamerError, TargetPrivilegeError
 from streamer.errors.remedies import Remedy, at_target
@@ -18,6 +19,8 @@ from streamer.mapping.rules import RelationMapping
 from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.target.connection import Record, TargetConnection
+
+log = structlog.get_logger()
 
 HIDES_ROWS_SQL: Final = """c.relrowsecurity
          and (c.relforcerowsecurity or not pg_catalog.pg_has_role(c.relowner, 'usage'))
@@ -127,10 +130,12 @@ select w.number, w.namespace, w.name,
                join pg_catalog.pg_depend d on d.objid = a.oid
                 and d.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass
                 and d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
-               join pg_catalog.pg_class s on s.oid = d.refobjid and s.relkind = 'S'
+               join pg_catalog.pg_class s on s.oid = d.refobjid
                join pg_catalog.pg_namespace m on m.oid = s.relnamespace
               where a.adrelid = c.oid
-                and not pg_catalog.has_sequence_privilege(s.oid, 'usage')) as sequences,
+                and case when s.relkind = 'S'  -- an error for a table, whatever the order
+                         then not pg_catalog.has_sequence_privilege(s.oid, 'usage') end)
+         as sequences,
        array(select distinct array[m.nspname::text, e.typname::text]
                from pg_catalog.pg_attribute a
                join pg_catalog.pg_type t on t.oid = a.atttypid
@@ -247,7 +252,7 @@ async def advise_grants(
     """
     if connection.is_closed:
         return
-    with suppress(StreamerError):
+    try:
         if isinstance(error, TargetPrivilegeError):
             missing = await MissingGrants.read(connection, mappings)
             error.remedy = missing.remedy or error.remedy
@@ -255,3 +260,5 @@ async def advise_grants(
             role = await connection.fetch_value("select current_user::text")
             grant = at_target(Grants(role).to_replace_role(connection.server_version))
             error.remedy = Remedy.of(_ADMINISTRATOR, grant, "; ", error.remedy)
+    except StreamerError as exc:  # the caller raises the error of the server
+        log.debug("missing privileges cannot be read", error=error.message, reason=str(exc))

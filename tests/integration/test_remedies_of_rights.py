@@ -121,10 +121,11 @@ async def test_a_new_column_waits_for_the_extension_of_its_type(
 @pytest.mark.follows("copy.finish_copies:_with_resume")
 @pytest.mark.follows("schema_changes.create_tables:create_tables")
 @pytest.mark.follows("target.add_columns:add_columns")
+@pytest.mark.follows("target.missing_grants:MissingGrants.remedy")
 async def test_rights_at_the_target_let_each_table_go_on(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """streamer may not make a table, a type of an extension, and a column."""
+    """streamer may not make a table, a type of an extension and a column, nor use a sequence."""
     available = "select name from pg_available_extensions where name in ('vector', 'citext')"
     extension = source.value(available)
     value = "[1]" if extension == "vector" else "Text"
@@ -136,14 +137,21 @@ async def test_rights_at_the_target_let_each_table_go_on(
         insert into app.made values (1, 'good');
         create table extended (id int primary key, v ext.{extension});
         insert into extended values (1, '{value}');
-        create table added (id int primary key); insert into added values (1)
+        create table added (id int primary key); insert into added values (1);
+        create table numbered (id int primary key)
         """
     )
-    target.execute("create table added (id int primary key)")
-    rules = "app.made: {target: app.made}\nextended:\nadded: {on_column_added: add}"
+    target.execute(
+        "create table added (id int primary key); create sequence app_numbers;"
+        "create table numbered (id int primary key, n bigint default nextval('app_numbers'))"
+    )
+    rules = (
+        "app.made: {target: app.made}\nextended:\nadded: {on_column_added: add}\n"
+        "numbered: {initial: none}"
+    )
     with ordinary_role(target) as role:
         target.execute(
-            f"alter database {target.name} owner to postgres; grant all on added to {role};"
+            f"alter database {target.name} owner to postgres; grant all on added, numbered to {role};"
             f"grant create on database {target.name} to {role}; create schema app"
         )
         async with stream(rules) as streamer:
@@ -155,6 +163,9 @@ async def test_rights_at_the_target_let_each_table_go_on(
             ):
                 await operator.follow(await remedy_of(streamer, table, words))
             await streamer.caught_up(SECONDS)
+            source.execute("insert into numbered values (1)")
+            words = "denied for sequence app_numbers"
+            await operator.follow(await remedy_of(streamer, "public.numbered", words))
             source.execute("alter table added add v text; insert into added values (2, 'v')")
             await operator.follow(await remedy_of(streamer, "public.added", "cannot be added"))
             source.execute(f"insert into extended values (2, '{value}')")
@@ -162,3 +173,4 @@ async def test_rights_at_the_target_let_each_table_go_on(
             await streamer.caught_up(SECONDS)
             for name in ("app.made", "extended", "added"):
                 assert_same(source, target, name)
+            assert target.execute("table numbered") == [(1, 1)]
