@@ -3,7 +3,7 @@
 `streamer.bookkeeping.positions` updates the acknowledged LSN while a source streams.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -12,6 +12,7 @@ from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Exec
 from streamer.bookkeeping.purges import store_targets
 from streamer.errors.error_classes import TargetFencedError
 from streamer.errors.error_reports import ErrorReport
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceLabel, SourceMapping
 from streamer.mapping.shared_targets import TableWriter
 from streamer.source.history_check import CommittedTransaction
@@ -85,10 +86,14 @@ select database, sid, state, error, error_code, slot, publication, holder, ackno
 from streamer.source order by database, sid
 """
 _WRITERS_SQL: Final = f"""
-select distinct s.database, s.sid, r.row_sid, r.disjoint from streamer.source s
-join streamer.relation r on r.source_id = s.id
-where r.target = $1 and ($2 or r.row_sid is not distinct from $3::text)
-  and {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")}
+with running as materialized (
+    select s.id, s.database, s.sid from streamer.source s
+     where {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")})
+select distinct w.number, s.database, s.sid, r.row_sid, r.disjoint
+from unnest($1::text[], $2::text[]) with ordinality w (target, sid, number)
+join streamer.relation r on r.target = w.target
+join running s on s.id = r.source_id
+where $3 or r.row_sid is not distinct from w.sid
 """
 _CHECK_SQL: Final = """
 select s.lock_token as token
@@ -98,17 +103,18 @@ from streamer.source s join unnest($1::int8[], $2::text[]) c (id, token)
 
 
 async def read_writers(
-    session: Executor, target: str, *, any_sid: bool, sid: str | None
-) -> list[TableWriter]:
-    """Return the running sources that write to *target*.
+    session: Executor, tables: Sequence[tuple[RelationName, str | None]], *, any_sid: bool = False
+) -> list[list[TableWriter]]:
+    """Return the running sources that write to each of *tables*: a target, and the sid of its rows.
 
-    *sid*: the sid of the rows, unless *any_sid* is true.
+    *any_sid*: return the writers of all rows.
     """
-    rows = await session.fetch(_WRITERS_SQL, target, any_sid, sid)
-    return [
-        TableWriter(SourceLabel(row["database"], row["sid"]), row["row_sid"], row["disjoint"])
-        for row in rows
-    ]
+    writers: list[list[TableWriter]] = [[] for _ in tables]
+    targets, sids = [str(target) for target, _ in tables], [sid for _, sid in tables]
+    for row in await session.fetch(_WRITERS_SQL, targets, sids, any_sid):
+        label = SourceLabel(row["database"], row["sid"])
+        writers[row["number"] - 1].append(TableWriter(label, row["row_sid"], row["disjoint"]))
+    return writers
 
 
 async def read_source_records(session: Executor) -> list[SourceRecord]:

@@ -114,7 +114,7 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     await sources.report_source_failure(books, source_id, "waiting", ERROR, "h:2")
     assert (await sources.read_source_record(books, source_id)).state == "waiting"
     assert await sources.read_source_labels(books) == {source_id: "shop:eu"}
-    assert await sources.read_writers(books, "public.t", any_sid=True, sid=None) == []
+    assert await sources.read_writers(books, [(NAME, None)], any_sid=True) == [[]]
 
     wait = TableWait("a lock", ERROR.remedy)
     mass_delete = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)

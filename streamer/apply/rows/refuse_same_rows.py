@@ -17,7 +17,7 @@ async def refuse_same_rows(connection: "TargetConnection", plan: ApplyPlan, labe
     Raises TargetSchemaError.
     """
     name, lacks_sid = plan.mapping.target, not plan.target.has_sid
-    stored = await read_writers(connection, str(name), any_sid=lacks_sid, sid=plan.sid)
+    (stored,) = await read_writers(connection, [(name, plan.sid)], any_sid=lacks_sid)
     writer = TableWriter(label, plan.sid, plan.mapping.rule.is_disjoint)
     writers = [writer, *(present for present in stored if present.label != label)]
     for clash in find_clashes(name, writers, lacks_sid=lacks_sid):

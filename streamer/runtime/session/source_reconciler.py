@@ -207,13 +207,11 @@ class SourceReconciler:
         """Return the *new* tables that would write rows of another running source."""
         label = self.attempt.source.label
         clashes: dict[RelationName, MappingError] = {}
-        async with self.attempt.services.bookkeeping.connection() as target:
-            for mapping in new:
-                stored = await read_writers(
-                    target, str(mapping.target), any_sid=False, sid=mapping.sid
-                )
-                writer = TableWriter(label, mapping.sid, mapping.rule.is_disjoint)
-                writers = [writer, *(present for present in stored if present.label != label)]
-                for clash in find_clashes(mapping.target, writers):
-                    clashes[mapping.source] = new_table_error(mapping.source, clash)
+        tables = [(mapping.target, mapping.sid) for mapping in new]
+        by_table = await read_writers(self.attempt.services.bookkeeping, tables) if new else []
+        for mapping, stored in zip(new, by_table, strict=True):
+            writer = TableWriter(label, mapping.sid, mapping.rule.is_disjoint)
+            writers = [writer, *(present for present in stored if present.label != label)]
+            for clash in find_clashes(mapping.target, writers):
+                clashes[mapping.source] = new_table_error(mapping.source, clash)
         return clashes
