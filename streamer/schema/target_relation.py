@@ -5,8 +5,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.mapping.relation_names import RelationName
-from streamer.postgres.quoting import quote_identifier, quote_qualified
-from streamer.schema.indexes_constraints_types import DefinedObject, IndexDefinition
+from streamer.mapping.sid_and_history_columns import SID
+from streamer.postgres.quoting import (
+    quote_columns,
+    quote_identifier,
+    quote_literal,
+    quote_qualified,
+)
+from streamer.schema.indexes_constraints_types import (
+    DefinedObject,
+    IndexDefinition,
+    primary_key_of,
+)
 
 _BYTEWISE_TYPES: Final = frozenset({16, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
 """OIDs of bool, int8, int2, int4, text, oid, varchar, date, timestamp, timestamptz and uuid.
@@ -109,7 +119,26 @@ class TargetRelation:
 
     @property
     def has_sid(self) -> bool:
-        return "sid" in self.columns
+        return SID in self.columns
+
+    def add_sid_sql(self, first: str | None) -> list[str]:
+        """Return the statements that add a sid to the table and to its primary key.
+
+        Existing rows get the sid *first*, if any.
+        """
+        default = f" default {quote_literal(first)}" if first is not None else ""
+        table = quote_qualified(self.name.namespace, self.name.name)
+        column = f"{quote_identifier(SID)} text not null{default}"
+        return [f"alter table {table} add column {column}", *self.key_with_sid_sql()]
+
+    def key_with_sid_sql(self) -> list[str]:
+        """Return the statement that adds the sid to the primary key, if any."""
+        if (key := primary_key_of(self.objects)) is None:
+            return []
+        table = quote_qualified(self.name.namespace, self.name.name)
+        drop = f"drop constraint {quote_identifier(key.name)}"
+        columns = quote_columns([SID, *self.primary_key])
+        return [f"alter table {table} {drop}, add primary key ({columns})"]
 
     def drop_sql(self, name: str) -> str:
         """Return the statement that drops constraint *name*, or a unique index without a

@@ -272,7 +272,7 @@ async def test_a_changed_sid_copies_the_rows_again_and_the_former_rows_can_be_pu
 
 
 @pytest.mark.follows("apply.rows.make_plan:missing_sid")
-async def test_a_target_without_the_column_stops_the_tables_until_check_s_statements_ran(
+async def test_a_target_without_the_column_stops_the_tables_until_its_statements_ran(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
     source.execute("create schema tenant_a; create table tenant_a.t (id int primary key, v text)")
@@ -284,7 +284,7 @@ async def test_a_target_without_the_column_stops_the_tables_until_check_s_statem
     streamer.start()
     try:
         remedy = await remedy_of(streamer, "tenant_a.t", "which has no column sid")
-        await Operator(path, source, target).follow(remedy, table="tenant_a.t")
+        await Operator(path, source, target).follow(remedy)
         await streamer.ask("resume", "tenant_a.t")
         await streamer.caught_up()
         assert target.execute("select sid, id, v from t") == [("tenant_a", 1, "x")]

@@ -1,5 +1,6 @@
 """A shared table takes the rows of all tenants, despite different definitions of the table."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from streamer.commands.demo.embedded_servers import Server
 from tests.support.checking import ERROR, INFO, Checker, matching
 from tests.support.postgres import Database, database, ordinary_role
+from tests.support.process import command
 from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import Streamer, write_config
 
@@ -99,6 +101,34 @@ async def test_a_table_that_streamer_cannot_widen_goes_on_by_its_remedy(
             ]
         finally:
             await streamer.stop()
+
+
+@pytest.mark.follows("apply.rows.refuse_same_rows:refuse_same_rows")
+async def test_a_second_source_of_a_table_without_a_sid_goes_on_by_its_remedy(
+    source: Database, second: Database, target: Database, tmp_path: Path
+) -> None:
+    for number, db in enumerate((source, second)):
+        db.execute(
+            f"create table t (id int primary key, n int); insert into t values (1, {number})"
+        )
+    target.execute("create table t (id int primary key, n int)")
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, "t:", sid="a")
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        write_config(path, source, target, "t:", sid="a", others={"b": second})
+        await streamer.apply()
+        remedy = await remedy_of(streamer, "public.t", "because it has no column sid", "b")
+        await Operator(path, source, target).follow(remedy)
+        for sid in "ab":
+            resync = ("resync", "t", "--database", "shop", "--sid", sid)
+            assert (await asyncio.to_thread(command, path, *resync)).returncode == 0
+        await streamer.caught_up()
+        assert target.execute("select sid, id, n from t order by 1") == [("a", 1, 0), ("b", 1, 1)]
+    finally:
+        await streamer.stop()
 
 
 async def test_a_column_lost_after_the_copy_is_an_error_with_the_statement_that_adds_the_column(

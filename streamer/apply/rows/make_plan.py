@@ -81,7 +81,7 @@ def make_plan(
             hint="give a sid to its url, or to the table in the mapping",
         )
     if mapping.rule.sid is not None and not target.has_sid:
-        raise missing_sid(mapping)
+        raise missing_sid(mapping, target)
     if target.has_sid and not has_sid and sid is not None:
         raise two_sids(mapping)
     if mapping.type is TableType.HISTORY:
@@ -181,11 +181,11 @@ def check_time(mapping: RelationMapping, column: str, type_name: str) -> None:
         )
 
 
-def missing_sid(mapping: RelationMapping) -> TargetSchemaError:
+def missing_sid(mapping: RelationMapping, target: TargetRelation) -> TargetSchemaError:
     """Return the error for a rule with a sid, and a target table without its column. Pure."""
     return TargetSchemaError(
         f'`sid` distinguishes rows of target table "{mapping.target}", which has no column sid',
-        hint=Remedy.of("`", run("check"), "` prints the statements to run at the target"),
+        hint=Remedy.of("run at the target: ", at_target(*target.add_sid_sql(mapping.sid))),
     )
 
 

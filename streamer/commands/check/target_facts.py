@@ -104,7 +104,6 @@ class TargetTable:
     is_owned: bool
     has_foreign_keys: bool
     triggers: tuple[str, ...]
-    primary_key_constraint: str | None
     relation: TargetRelation | None
 
 
@@ -387,9 +386,7 @@ select w.namespace, w.name, c.relkind::text as kind,
                 where k.contype = 'f' and c.oid in (k.conrelid, k.confrelid)) as has_foreign_keys,
        array(select t.tgname::text from pg_trigger t
               where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled = 'O' order by 1)
-         as triggers,
-       (select k.conname from pg_constraint k where k.conrelid = c.oid and k.contype = 'p')
-         as primary_key_constraint
+         as triggers
 from unnest($1::text[], $2::text[]) w (namespace, name)
 cross join {NAMED_RELATION} c
 """  # noqa: S608

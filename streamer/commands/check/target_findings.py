@@ -15,7 +15,6 @@ from streamer.commands.check.findings import (
     from_error,
     in_words,
     info,
-    quote_relation,
     warning,
 )
 from streamer.commands.check.source_facts import SourceFacts
@@ -32,7 +31,7 @@ from streamer.mapping.rules import RelationMapping
 from streamer.mapping.shared_targets import TableWriter, find_clashes
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres import replication_origin
-from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
+from streamer.postgres.quoting import quote_identifier
 from streamer.postgres.supported_versions import MAJOR_TESTED, VERSION_MIN
 from streamer.source.catalog import SourceRelation
 from streamer.target.missing_grants import Grants
@@ -203,7 +202,7 @@ def _check_writers(
 ) -> Iterable[Finding]:
     table = facts.tables.get(target)
     existing = table.relation if table is not None else None
-    lacks_sid = existing is not None and not existing.has_sid
+    lacking = existing if existing is not None and not existing.has_sid else None
     names = {source.label: str(mapping.source) for source, mapping, _ in reversed(writers)}
     sids = {source.label: mapping.sid for source, mapping, _ in reversed(writers)}
     written = [
@@ -214,16 +213,18 @@ def _check_writers(
         )
         for source, mapping, relation in writers
     ]
-    if lacks_sid and (first := next((m for _, m, _ in writers if m.rule.sid is not None), None)):
+    with_sid = [mapping for _, mapping, _ in writers if mapping.rule.sid is not None]
+    if lacking is not None and with_sid:
+        first = with_sid[0]
         problem = f"`sid` distinguishes rows of target table {target}, which has no column sid"
-        fix = at_target(*_add_sid(facts, target, first.sid))
+        fix = at_target(*lacking.add_sid_sql(first.sid))
         yield error(Place(", ".join(names), str(first.source)), problem, fix)
         return
-    for clash in find_clashes(target, written, lacks_sid=lacks_sid):
+    for clash in find_clashes(target, written, lacks_sid=lacking is not None):
         fix = in_words(clash.hint)
-        if lacks_sid and len({sids[label] for label in clash.labels}) > 1:
+        if lacking is not None and len({sids[label] for label in clash.labels}) > 1:
             words = "or give one of the tables another `target`"
-            fix = at_target(*_add_sid(facts, target, sids[clash.labels[0]]), words=words)
+            fix = at_target(*lacking.add_sid_sql(sids[clash.labels[0]]), words=words)
         yield error(Place(", ".join(clash.labels), names[clash.labels[0]]), clash.message, fix)
     ranges = [
         KeyOfTable(source.label, mapping.source, source.key_ranges[mapping.source])
@@ -239,28 +240,6 @@ def _check_writers(
         yield error(Place(labels, writer), problem, in_words("give each of their urls a sid"))
     if existing is not None and existing.has_sid and len(writers) > 1:
         yield from _check_keys(facts, target, writers)
-
-
-def _add_sid(facts: TargetFacts, target: RelationName, first: str | None) -> list[str]:
-    """Return the statements that add a sid to a table and to its primary key.
-
-    Existing rows get the sid of the *first* source.
-    """
-    quoted = quote_relation(target)
-    default = f" default {quote_literal(first)}" if first is not None else ""
-    return [
-        f"alter table {quoted} add column {quote_identifier(SID)} text not null{default}",
-        *_key_with_sid(facts, target),
-    ]
-
-
-def _key_with_sid(facts: TargetFacts, target: RelationName) -> list[str]:
-    table = facts.tables[target]
-    if table.primary_key_constraint is None or table.relation is None:
-        return []
-    columns = quote_columns([SID, *table.relation.primary_key])
-    drop = f"drop constraint {quote_identifier(table.primary_key_constraint)}"
-    return [f"alter table {quote_relation(target)} {drop}, add primary key ({columns})"]
 
 
 def _check_keys(
@@ -279,7 +258,7 @@ def _check_keys(
         )
         fix = in_words("add the sid to that key")
         if key == existing.primary_key:
-            fix = at_target(*_key_with_sid(facts, target))
+            fix = at_target(*existing.key_with_sid_sql())
         yield warning(Place(labels, str(writers[0][1].source)), problem, fix)
 
 
