@@ -12,6 +12,7 @@ from typing import Any, Final
 from streamer.bookkeeping.bookkeeping_table import Executor, to_json
 from streamer.bookkeeping.relation_records import RELATIONS
 from streamer.bookkeeping.requests import request_automatic, resync_of_unfilled
+from streamer.errors.remedies import Remedy
 from streamer.source.tables.rewritten_tables import Storage
 from streamer.target.connection import TargetConnection, transaction
 
@@ -79,12 +80,13 @@ async def store_source_columns(
 
 
 async def set_published(
-    session: Executor, published: dict[int, tuple[str | None, str | None, int | None]]
+    session: Executor,
+    published: dict[int, tuple[str | None, str | None, int | None, Remedy | None]],
 ) -> None:
-    """Store the fingerprints of publication memberships, replica identities and OIDs of relations,
-    by id.
+    """Store the fingerprints of publication memberships, replica identities, OIDs, and remedies of
+    unusable identities, by the ids of relations.
     """
-    names = ("id", "publication_membership", "identity", "source_oid")
+    names = ("id", "publication_membership", "identity", "source_oid", "identity_remedy")
     rows = (dict(zip(names, (key, *values), strict=True)) for key, values in published.items())
     await RELATIONS.update_each(session, rows)
 

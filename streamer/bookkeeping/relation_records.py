@@ -11,6 +11,7 @@ from streamer.control.mass_delete import MassDelete
 from streamer.control.resync_options import Resync
 from streamer.control.table_state import State, TableState
 from streamer.errors.error_reports import ErrorReport, TableWait
+from streamer.errors.remedies import Remedy
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rename_targets import Renamed, RenameTargets
 from streamer.mapping.rules import SourceLabel
@@ -93,6 +94,10 @@ class RelationRecord(StateRecord):
     """Columns of the target whose values existing rows lack."""
     copy_is_due: bool = False
     """Existing rows need a copy that streamer began by itself."""
+    identity_remedy: Remedy | None = None
+    """The statements that give the source's table a usable replica identity."""
+    partition_error: ErrorReport | None = None
+    """Why streamer cannot create or remove time partitions of the target table."""
 
     @property
     def is_bare(self) -> bool:

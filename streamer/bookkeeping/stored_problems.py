@@ -2,6 +2,7 @@
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.followed_sequences import read_sequences
+from streamer.bookkeeping.partition_errors import read_partition_errors
 from streamer.bookkeeping.planned_definitions import read_given_up
 from streamer.bookkeeping.relation_records import read_insert_only
 from streamer.bookkeeping.sources import read_source_labels
@@ -14,7 +15,10 @@ async def read_stored_facts(bookkeeping: Bookkeeping) -> dict[str, StoredFacts]:
         labels = await read_source_labels(connection)
         by_id = {source_id: StoredFacts() for source_id in labels}
         for record in await read_insert_only(connection):
-            by_id[record.source_id].identities[record.source] = "none"
+            by_id[record.source_id].insert_only[record.source] = record.identity_remedy
+        for record in await read_partition_errors(connection):
+            assert record.partition_error is not None
+            by_id[record.source_id].partition_errors[record.source] = record.partition_error
         for definition in await read_given_up(connection):
             lacking = LackingDefinition(
                 definition.label, definition.sql, definition.reason, True, definition.online

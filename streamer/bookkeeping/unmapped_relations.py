@@ -48,6 +48,7 @@ where s.id = f.source_id and s.database = $1 and f.relation->>'row_sid' = $2
 _OF_PROCESS: Final = (
     *("id", "columns", "chunks", "transport", "transport_reason", "source_oid"),
     *("waiting_for", "wait", "lag_since", "visible_lsn", "changed_at"),
+    *("partition_error", "partition_error_code", "partition_error_remedy"),
 )
 """Columns that the next process reads or computes itself."""
 _NO_COPY: Final[dict[str, Any]] = {

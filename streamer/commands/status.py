@@ -105,6 +105,10 @@ class TableStatus:
     """Age of the oldest committed change that is not visible; None if that is not known."""
     identity: str | None = None
     """The replica identity: 'full', 'key …', or 'none' if the source sends inserts only."""
+    identity_remedy: Remedy | None = None
+    """The statements that give the source's table a usable replica identity."""
+    partition_error: ErrorReport | None = None
+    """Why streamer cannot create or remove time partitions of the target table."""
     transport: str | None = None
     """The format in which the source sends values: 'text' or 'binary'."""
     transport_reason: str | None = None
@@ -188,12 +192,18 @@ class SourceStatus:
                 _as_json(table)
                 | {
                     "wait": None if table.wait is None else table.wait.to_json(),
+                    "identity_remedy": table.identity_remedy and table.identity_remedy.to_json(),
+                    "partition_error": _error(table.partition_error),
                     "definitions": [definition.to_json() for definition in table.definitions],
                 }
                 for table in self.tables
             ],
             "sequences": [sequence.to_json() for sequence in self.sequences],
         }
+
+
+def _error(report: ErrorReport | None) -> dict[str, Any] | None:
+    return None if report is None else error_fields(report)
 
 
 def _as_json(status: "SourceStatus | TableStatus") -> dict[str, Any]:
@@ -473,6 +483,8 @@ def _table_status(
         needs_resync=relation.needs_resync,
         lag_seconds=_rounded(relation.lag_seconds or 0.0),
         identity=relation.identity,
+        identity_remedy=relation.identity_remedy,
+        partition_error=relation.partition_error,
         transport=relation.transport,
         transport_reason=relation.transport_reason,
         truncates_skipped=relation.truncates_skipped,

@@ -341,7 +341,7 @@ class IdentityLostError(SourceError):
 
     code = "identity_lost"
     runbook = "table-gone"
-    advice = "Run the statements of `streamer check`; the table is then copied again."
+    advice = "Run the SQL in the message; the table is then copied again."
 
 
 class GapError(SourceError):

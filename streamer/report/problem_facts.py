@@ -64,6 +64,8 @@ class ReportedTable:
     is_over_delete_limit: bool = False
     quarantined: int = 0
     identity: str | None = None
+    identity_remedy: Remedy | None = None
+    partition_error: ErrorReport | None = None
     differing_rows: int | None = None
     compared_at: datetime | None = None
     verification_error: str | None = None
@@ -115,9 +117,13 @@ class ReportedSource:
 
 @dataclass(frozen=True, slots=True)
 class StoredFacts:
-    """The facts of a source that a process reads from the bookkeeping, by table."""
+    """The facts of a source that a process reads from the bookkeeping, by table.
 
-    identities: dict[str, str] = field(default_factory=dict)
+    ``insert_only``: the remedies of tables without a usable replica identity.
+    """
+
+    insert_only: dict[str, Remedy | None] = field(default_factory=dict)
+    partition_errors: dict[str, ErrorReport] = field(default_factory=dict)
     definitions: dict[str, list[LackingDefinition]] = field(default_factory=dict)
     sequences: list[ReportedSequence] = field(default_factory=list)
 
@@ -193,6 +199,8 @@ def _table(row: Row) -> ReportedTable:
         bool(row.get("waits_before")),
         row.get("quarantined") or 0,
         row.get("identity"),
+        Remedy.from_json(row.get("identity_remedy")),
+        error_of_row(row.get("partition_error") or {}),
         row.get("differing_rows"),
         None if compared_at is None else datetime.fromisoformat(compared_at),
         row.get("verification_error"),

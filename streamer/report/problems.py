@@ -56,6 +56,7 @@ class ProblemKind(enum.StrEnum):
     DIFFERENT = "different"
     UNCOMPARED = "uncompared"
     INSERTS_ONLY = "inserts only"
+    PARTITIONS = "partitions"
     DEFINITION = "definition"
     PENDING_DEFINITION = "pending definition"
     SEQUENCE = "sequence"
@@ -84,6 +85,7 @@ PAGE_OF: Final = {
     ProblemKind.DIFFERENT: f"{RUNBOOKS}/tables-differ",
     ProblemKind.UNCOMPARED: f"{RUNBOOKS}/tables-differ",
     ProblemKind.INSERTS_ONLY: f"{GUIDES}/prepare-source",
+    ProblemKind.PARTITIONS: f"{GUIDES}/time-partitions",
     ProblemKind.DEFINITION: f"{GUIDES}/prepare-target",
     ProblemKind.PENDING_DEFINITION: f"{GUIDES}/prepare-target",
     ProblemKind.SEQUENCE: f"{GUIDES}/sequences",
@@ -504,8 +506,15 @@ class _TableRules:
         table = self._table
         if table.error is None and table.identity == "none":
             text = "gets inserts only, because the source table has no replica identity"
-            remedy = Remedy.of("run the statements that `", run("check"), "` prints for the table")
+            # A process of an earlier version stores no statements.
+            remedy = table.identity_remedy or Remedy.of("give the source table a primary key")
             yield self._new(ProblemKind.INSERTS_ONLY, Severity.WARNING, text, remedy)
+        if (error := table.partition_error) is not None:
+            yield self._new(
+                ProblemKind.PARTITIONS, Severity.WARNING,
+                f"its time partitions cannot be changed: {error.message}",
+                _continuing(error.remedy, error.code), error=error,
+            )  # fmt: skip
         for lacking in table.definitions:
             if lacking.is_given_up:
                 text = f"its target lacks {lacking.label}: {lacking.reason}"

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from streamer.mapping.relation_names import RelationName
+from streamer.postgres.describing import NOT_NULL
 from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.source.connection import Connection, fetch_all
-from streamer.source.replica_identity import RelationIdentity, TableIdentity
+from streamer.source.replica_identity import KeyCandidates, RelationIdentity, TableIdentity
 
 IDENTITIES_SQL: Final = f"""
 with recursive wanted as (
@@ -40,6 +41,10 @@ select t.root::int8 as root, t.relid::int8 as relid, n.nspname as namespace, c.r
        exists (select from pg_catalog.pg_index i
                 where i.indrelid = c.oid and i.indisprimary and not i.indimmediate)
          as has_deferrable_primary_key,
+       case when k.names is null and c.relreplident <> 'f' then
+         array(select i.indexrelid::int8 from pg_catalog.pg_index i
+                where i.indrelid = c.oid and i.indisunique and i.indimmediate and i.indisvalid
+                order by 1) end as unique_indexes,
        case when t.relid = t.root then
          (select pg_catalog.json_object_agg(a.attname, a.attnum order by a.attnum)
             from pg_catalog.pg_attribute a
@@ -64,6 +69,24 @@ left join lateral (
 where t.relid = t.root or c.relkind in ('r', 'f')
 order by t.root, t.relid
 """
+"""``unique_indexes``: only the digest of a guard uses this column, because the remedy of a table
+without a key depends on its unique indexes.
+"""
+# A replica identity needs a unique, immediate and complete index over plain NOT NULL columns.
+# streamer also excludes generated columns.
+_CANDIDATES_SQL: Final = """
+select i.indrelid::int8 as relid, x.relname as name, i.indisprimary as is_primary, k.columns
+  from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid,
+       lateral (
+         select pg_catalog.array_agg(a.attname::text order by k.position) as columns,
+                pg_catalog.bool_and({not_null} and a.attgenerated = '') as fit
+           from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
+           join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+          where k.position <= i.indnkeyatts) k
+ where i.indrelid = any (%s) and i.indisunique and i.indimmediate and i.indisvalid
+   and i.indpred is null and i.indexprs is null and k.fit
+ order by i.indnkeyatts, x.relname
+""".replace("{not_null}", NOT_NULL)
 
 
 async def read_present_oids(connection: Connection, oids: Iterable[int]) -> set[int]:
@@ -74,6 +97,22 @@ async def read_present_oids(connection: Connection, oids: Iterable[int]) -> set[
         list(oids),
     )
     return {row["oid"] for row in rows}
+
+
+async def read_candidates(
+    connection: Connection, identities: Iterable[RelationIdentity]
+) -> dict[int, KeyCandidates]:
+    """Return the possible keys of the tables of *identities* and their leaves, by OID."""
+    tables = [table.oid for i in identities for table in (i.root, *i.leaves)]
+    if not tables:
+        return {}
+    indexes: dict[int, dict[str, list[str]]] = {oid: {} for oid in tables}
+    primary_keys: dict[int, list[str]] = {}
+    for row in await fetch_all(connection, _CANDIDATES_SQL, tables):
+        indexes[row["relid"]][row["name"]] = row["columns"]
+        if row["is_primary"]:
+            primary_keys[row["relid"]] = row["columns"]
+    return {oid: KeyCandidates(indexes[oid], primary_keys.get(oid)) for oid in tables}
 
 
 async def read_identities(

@@ -9,11 +9,12 @@ or the stream sends a key without meaning.
 Pure.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.mapping.relation_names import RelationName
+from streamer.postgres.quoting import quote_identifier
 
 NONE: Final = "none"
 """The value of `RelationIdentity.published` if only inserts may be published."""
@@ -72,6 +73,31 @@ class TableIdentity:
 def key_identity(columns: Iterable[str]) -> str:
     """Return the value of `TableIdentity.published` for an index over *columns*. Pure."""
     return f"key {', '.join(sorted(columns))}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCandidates:
+    """The unique indexes of a table that can be its replica identity, with their columns."""
+
+    indexes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The index with the fewest columns first."""
+    primary_key: Sequence[str] | None = None
+    """Columns of the primary key, if suitable."""
+
+    @property
+    def usable_index(self) -> str | None:
+        return next(iter(self.indexes), None)
+
+    def clause_for(self, identity: str) -> str | None:
+        """Return the clause after REPLICA IDENTITY that makes *identity* the key; None without such
+        a clause.
+        """
+        if self.primary_key is not None and key_identity(self.primary_key) == identity:
+            return "default"
+        for index, columns in self.indexes.items():
+            if key_identity(columns) == identity:
+                return f"using index {quote_identifier(index)}"
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -596,3 +596,21 @@ def test_22_privileges_revoked(site: Site) -> None:
         source.execute(
             f"reassign owned by {reader} to postgres; drop owned by {reader}; drop role {reader}"
         )
+
+
+@pytest.mark.follows("source.identity_advice:IdentityAdvice.remedy")
+def test_23_no_replica_identity(site: Site) -> None:
+    """A table never had a key, and a second table loses its key."""
+    site.source.execute(
+        "create table keyless (id int, v text); insert into keyless values (1, 'a')"
+    )
+    site = make_site(site.config.parent, site.source, site.target, "t:\nkeyless:")
+    with site.running():
+        full = r'alter table "public"\."{}" replica identity full'
+        site.source.execute(site.sees("gets inserts only", full.format("keyless")))
+        site.source.execute("alter table t drop constraint t_pkey")
+        lost = "updates and deletes are no longer published"
+        site.source.execute(site.sees(lost, full.format("t"), runbook="table-gone"))
+        site.is_ready()
+        site.source.execute("update keyless set v = 'b'; update t set v = 'after'")
+        site.is_mended("t", "keyless")

@@ -41,7 +41,7 @@ from streamer.control.table_state import CopyScope, Need, State
 from streamer.copy.parts.ctid_ranges import CopyPart
 from streamer.errors.error_classes import TargetFencedError
 from streamer.errors.error_reports import ErrorReport, TableWait
-from streamer.errors.remedies import Remedy, run
+from streamer.errors.remedies import Remedy, at_source, run
 from streamer.mapping.relation_names import RelationName, parse_relation
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
@@ -123,7 +123,8 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     await relation_states.set_lags(books, {relation_id: 2.0})
     await positions.set_visible(books, {relation_id: Lsn(64)})
     await relation_columns.set_transports(books, {relation_id: ("text", "a reason")})
-    await relation_columns.set_published(books, {relation_id: ("mark", "none", 9)})
+    full = Remedy.of("run: ", at_source("alter table t replica identity full"))
+    await relation_columns.set_published(books, {relation_id: ("mark", "none", 9, full)})
     await relation_columns.set_leaves(books, relation_id, {3: "1 2"})
     storage = {9: Storage(0, 7, "digest")}
     assert await relation_columns.set_storage(books, relation_id, storage, None)
@@ -145,7 +146,7 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     assert (record.transport, record.identity) == ("text", "none")
     assert await relation_definitions.read_definition(books, relation_id) == DEFINITION
     (shown,) = (await stored_problems.read_stored_facts(books)).values()
-    assert shown.identities == {"public.t": "none"}
+    assert shown.insert_only == {"public.t": full}
     assert await relation_records.read_labels(books, [relation_id]) == {
         relation_id: ("shop:eu", "public.t")
     }

@@ -1,53 +1,17 @@
 """Remedies that the list of problems prints end the problem when an operator runs them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from streamer.compare.comparison import ComparisonScope
-from streamer.report.problem_facts import source_of_row
-from streamer.report.problems import Problem, ProblemKind, needs_operator, of_source
+from streamer.report.problems import ProblemKind
 from tests.support.comparing import Compare
 from tests.support.postgres import Database, assert_same
 from tests.support.process import caught_up
-from tests.support.remedies import Operator
+from tests.support.remedies import SECONDS, Operator, are_gone, find_in, read_problems
 from tests.support.runbooks import block, run_block
-from tests.support.streamer import MakeStreamer, Streamer
-
-SECONDS = 60.0
-Find = Callable[[str, ProblemKind], Awaitable[Problem]]
-
-
-def find_in(streamer: Streamer) -> Find:
-    async def find(table: str, kind: ProblemKind) -> Problem:
-        """Wait until *table* has a problem of *kind*, and return that."""
-        found: list[Problem] = []
-
-        async def is_there() -> bool:
-            problems = await read_problems(streamer)
-            found[:] = [p for p in problems if (p.subject.table, p.kind) == (table, kind)]
-            return bool(found)
-
-        await streamer.eventually(is_there, SECONDS)
-        return found[0]
-
-    return find
-
-
-async def read_problems(streamer: Streamer) -> list[Problem]:
-    """Return the problems of the only source that need an operator."""
-    return needs_operator(of_source(source_of_row(await streamer.status())))
-
-
-async def are_gone(streamer: Streamer) -> None:
-    """Wait until the source has no problem that needs an operator."""
-
-    async def is_well() -> bool:
-        return not await read_problems(streamer)
-
-    await streamer.eventually(is_well, SECONDS)
-
+from tests.support.streamer import MakeStreamer
 
 LACKS = {
     "filled": "id int primary key, v text, own text not null",
@@ -192,7 +156,7 @@ async def test_each_command_of_a_definition_that_waits_lets_the_table_go_on(
         assert target.execute("table skipped") == [(1, "v", None)]
 
 
-@pytest.mark.follows("runtime.guards.reconcile:_identity_lost")
+@pytest.mark.follows("source.identity_advice:IdentityAdvice.remedy")
 @pytest.mark.follows("report.problems:_TableRules._of_definitions")
 @pytest.mark.follows("copy.prepare_copy:_choose_mode")
 async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
@@ -213,7 +177,7 @@ async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
         async def mend(table: str, kind: ProblemKind, choose: int | None = None) -> None:
             problem = await find(f"public.{table}", kind)
             assert problem.remedy is not None
-            await operator.follow(problem.remedy, choose=choose, table=f"public.{table}")
+            await operator.follow(problem.remedy, choose=choose)
 
         # GIVEN three tables without the keys by which the target finds rows
         for table in ("mended", "inserts", "past"):

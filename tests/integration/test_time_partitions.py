@@ -13,13 +13,15 @@ from streamer.mapping.rule_options import Interval, OnExpired, TableType
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.mapping.time_partitions import PartitionBy, interval_partition
 from streamer.postgres.secret import Secret
+from streamer.report.problems import ProblemKind
 from streamer.runtime import partition_keeper
 from streamer.runtime.partition_keeper import keep_partitions
 from streamer.target import target_partitions
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from tests.support.checking import ERROR, WARNING, Checker
 from tests.support.comparing import Compare
-from tests.support.postgres import Database
+from tests.support.postgres import Database, ordinary_role
+from tests.support.remedies import Operator, are_gone, find_in
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 from tests.support.waiting import until
@@ -164,6 +166,33 @@ async def test_a_running_process_removes_expired_partitions(
         await streamer.caught_up()
         await until(lambda: target.execute("select id from t") == [(3,)])
         assert target.value("select count(*) from streamer.conflict") == 0
+
+
+@pytest.mark.follows("target.missing_grants:MissingGrants.remedy")
+async def test_an_error_of_the_partitions_is_a_problem_until_its_remedy_ran(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """streamer's role may not create tables in the schema any more, so a partition is missing."""
+    monkeypatch.setattr(partition_keeper, "CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(partition_keeper, "RETRY_SECONDS", 0.3)
+    source.execute("create table t (id int primary key, v text, at timestamptz)")
+    with ordinary_role(target) as role:
+        async with stream(RULE, sid="eu") as streamer:
+            await streamer.caught_up()
+            last = max(name for name in names(target) if name.startswith("t_p2"))
+            target.execute(
+                f"alter database {target.name} owner to postgres; drop table {last};"
+                f"revoke create on schema public from public, {role}"
+            )
+            problem = await find_in(streamer)("public.t", ProblemKind.PARTITIONS)
+            assert "permission denied for schema public" in problem.text
+            assert problem.remedy is not None
+            await Operator(streamer.path, source, target).follow(problem.remedy)
+            await are_gone(streamer)
+            assert last in names(target)
 
 
 VERSIONS = "t: {type: history, create: all, partition_by: {interval: month, keep: 3}}"

@@ -7,14 +7,15 @@ marker ``follows``.
 
 import ast
 import asyncio
-import json
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from streamer.errors.remedies import Command, Remedy, Sql, Step
+from streamer.report.problem_facts import source_of_row
+from streamer.report.problems import Problem, ProblemKind, needs_operator, of_source
 from tests.support.postgres import Database
 from tests.support.process import Process, command
 from tests.support.streamer import Streamer
@@ -24,6 +25,10 @@ MAKERS: Final = {
     *("run", "at_source", "at_target", "Command", "resync_source", "end_blocking_sessions")
 }
 """The names of `streamer.errors.remedies` that make steps."""
+
+SECONDS: Final = 60.0
+"""The longest wait for a problem, or for its end."""
+Find = Callable[[str, ProblemKind], Awaitable[Problem]]
 
 
 def read_places() -> dict[str, set[str]]:
@@ -112,6 +117,36 @@ async def remedy_of(
     return remedies[0]
 
 
+def find_in(streamer: Streamer) -> Find:
+    async def find(table: str, kind: ProblemKind) -> Problem:
+        """Wait until *table* has a problem of *kind*, and return that."""
+        found: list[Problem] = []
+
+        async def is_there() -> bool:
+            problems = await read_problems(streamer)
+            found[:] = [p for p in problems if (p.subject.table, p.kind) == (table, kind)]
+            return bool(found)
+
+        await streamer.eventually(is_there, SECONDS)
+        return found[0]
+
+    return find
+
+
+async def read_problems(streamer: Streamer) -> list[Problem]:
+    """Return the problems of the only source that need an operator."""
+    return needs_operator(of_source(source_of_row(await streamer.status())))
+
+
+async def are_gone(streamer: Streamer) -> None:
+    """Wait until the source has no problem that needs an operator."""
+
+    async def is_well() -> bool:
+        return not await read_problems(streamer)
+
+    await streamer.eventually(is_well, SECONDS)
+
+
 class Operator:
     """Runs the steps of remedies as printed, beside a file with the name FILE."""
 
@@ -119,17 +154,13 @@ class Operator:
         self._config = config
         self._databases = {"source": source, "target": target}
 
-    async def follow(
-        self, remedy: Remedy, *, choose: int | None = None, table: str | None = None
-    ) -> str:
+    async def follow(self, remedy: Remedy, *, choose: int | None = None) -> str:
         """Run all steps of *remedy*, or only the step with the number *choose*; return their
         output.
-
-        *table*: the object whose statements to run, of the statements that `check` prints.
         """
         steps = remedy.steps if choose is None else remedy.steps[choose : choose + 1]
         assert steps, remedy
-        return "".join([await self._take(step, table) for step in steps])
+        return "".join([await self._take(step) for step in steps])
 
     def start(self, remedy: Remedy) -> Process:
         """Start the program by the line `streamer run …` of *remedy*."""
@@ -138,15 +169,13 @@ class Operator:
         assert (program, action) == ("streamer", "run"), step
         return Process(self._config, *arguments, spark=False)
 
-    async def _take(self, step: Step, table: str | None) -> str:
+    async def _take(self, step: Step) -> str:
         if isinstance(step, Sql):
             for statement in step.statements:
                 self._databases[step.side].execute(statement)
             return ""
         assert isinstance(step, Command)
         program, *arguments = shlex.split(step.line)
-        if arguments == ["check"]:
-            return await self._run_fixes(table)
 
         def run() -> "subprocess.CompletedProcess[str]":
             if program == "streamer":
@@ -156,15 +185,4 @@ class Operator:
         # The engine runs in this thread, and the command may wait for it.
         result = await asyncio.to_thread(run)
         assert result.returncode == 0, f"{step}\n{result.stdout}{result.stderr}"
-        return result.stdout
-
-    async def _run_fixes(self, table: str | None) -> str:
-        """Run the statements that `check` prints for *table*."""
-        result = await asyncio.to_thread(command, self._config, "check", "--json")
-        findings = json.loads(result.stdout)["findings"]
-        findings = [finding for finding in findings if finding["object"] == table]
-        fixes = [(finding["at"], sql) for finding in findings for sql in finding["sql"]]
-        assert fixes, result.stdout
-        for side, sql in fixes:
-            self._databases[side].execute(sql)
         return result.stdout

@@ -19,8 +19,10 @@ ROOT: Final = Path(__file__).parents[2]
 NEXT: Final = "99.0.0"
 VARIABLE: Final = "TEST_TREE"
 NEWEST: Final = read_migrations("target")[-1].number
+NEEDED: Final = max(migration.needs for migration in read_migrations("target"))
+"""The migration that all running programs of this version certainly know."""
 _MIGRATION: Final = f"""\
--- needs: {NEWEST}
+-- needs: {NEEDED}
 alter table streamer.source add column taste text not null default 'sweet';
 alter table streamer.relation add column taste text not null default 'sweet';
 alter table streamer.replica add column taste text not null default 'sweet';
@@ -50,7 +52,7 @@ def released_tree(directory: Path) -> Path:
         archive = directory / "tree.tar"
         _git("archive", "--output", str(archive), tags[0], "streamer", "migrations")
         shutil.unpack_archive(archive, directory, filter="data")
-        if _newest(directory) >= max(migration.needs for migration in read_migrations("target")):
+        if _newest(directory) >= NEEDED:
             return directory
     return ROOT
 

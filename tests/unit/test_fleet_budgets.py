@@ -59,6 +59,7 @@ def add_tables(tables: TableEvents, publishing: Publishing, count: int) -> None:
             publication_membership="m" * 32 + f"/{number}",
             identity=f"d {columns[0]}",
             source_oid=20_000 + number,
+            identity_remedy=None,
         )
         tables.relations.add(mapped, record)
         publishing.load(record)

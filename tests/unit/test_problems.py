@@ -30,6 +30,7 @@ from streamer.errors.error_classes import (
     SourceUnreadyError,
     StreamerError,
     TargetConnectionError,
+    TargetPrivilegeError,
     TargetSchemaError,
 )
 from streamer.errors.error_reports import ErrorReport, TableWait
@@ -150,6 +151,10 @@ INDEX = DefinitionRecord(
     ("create index by_day on orders (day)",), "create index by_day on orders (day)", "no such type", 5, None,
 )  # fmt: skip
 GRANT = Remedy.of("run at the source: ", at_source("grant select on sequence s to u"))
+FULL = Remedy.of("run at the source: ", at_source(f"alter table {TABLE} replica identity full"))
+DENIED = report(
+    TargetPrivilegeError("denied", hint=Remedy.of("run at the target: ", at_target("grant create")))
+)
 MASS = MassDeleteError("9 rows", hint=Remedy.of("run: ", command("resume")))
 DOWN = SourceConnectionError('source "shop:eu": no answer', hint=reach_hint(URL))
 
@@ -172,9 +177,19 @@ FACTS = {
         lag_seconds=34.0,
     ),
     "a table that gets inserts only": replace(
-        of_table(ProblemKind.INSERTS_ONLY, Severity.WARNING, "inserts only", run("check")),
-        table={"identity": "none"},
-        stored=StoredFacts(identities={TABLE: "none"}),
+        of_table(ProblemKind.INSERTS_ONLY, Severity.WARNING, "inserts only", *FULL.steps),
+        table={"identity": "none", "identity_remedy": FULL},
+        stored=StoredFacts(insert_only={TABLE: FULL}),
+    ),
+    "time partitions that the role may not change": replace(
+        of_table(
+            ProblemKind.PARTITIONS,
+            Severity.WARNING,
+            "its time partitions cannot be changed: denied",
+            at_target("grant create"),
+        ),
+        table={"partition_error": DENIED},
+        stored=StoredFacts(partition_errors={TABLE: DENIED}),
     ),
     "a comparison that failed": replace(
         of_table(
@@ -278,6 +293,7 @@ def test_a_problem_that_ends_without_a_command_says_when_streamer_continues() ->
         "a heartbeat that is overdue",
         "changes that are not visible for long",
         "a copy that waits for a lock",
+        "time partitions that the role may not change",
         "a table in error",
         "a table in error with SQL",
         'a table named "resync"',
@@ -335,11 +351,11 @@ def test_a_diagnosis_names_a_table_once_with_the_statements_of_the_check() -> No
     at_source_of_another = replace(other, place=Place("web"), fix=findings.at_source(ADD))
     assert at_source_of_another in merged([problem], [at_source_of_another])
 
-    # A remedy that names `check` has the statements of the check.
-    (asking,) = FACTS["a table that gets inserts only"].status().problems
-    full = findings.at_source("alter table public.orders replica identity full")
-    (shown,) = merged([asking], [findings.warning(place, "has no primary key", full)])
-    assert (shown.problem, shown.fix) == (asking.text, full)
+    # The statements of a replica identity come from the guard, and a check finds the same.
+    (insert_only,) = FACTS["a table that gets inserts only"].status().problems
+    full = findings.Fix.of(FULL)
+    without_key = findings.warning(from_problem(insert_only).place, "has no primary key", full)
+    assert merged([insert_only], [without_key]) == [from_problem(insert_only)]
 
 
 def status_report(fact: Fact, target: TargetHealth | None = None) -> StatusReport:

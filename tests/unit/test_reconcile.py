@@ -432,6 +432,20 @@ def test_a_plan_has_the_members_to_publish_and_the_facts_to_store(
     assert after.memberships == {T: memory}
 
 
+def test_a_table_without_a_usable_identity_is_stored_with_its_remedy() -> None:
+    """So each view has the statements, also for a table that never lost an identity."""
+    _, after = World(ABSENT, identity=KEYLESS, table=NEW).run()
+    remedy = after.memberships[T].identity_remedy
+    assert remedy is not None
+    (sql,) = remedy.sql
+    assert sql.statements == ('alter table "public"."t" replica identity full',)
+    _, lost = World(identity=KEYLESS).run()
+    error = lost.cases[T].error
+    assert error is not None
+    assert error.remedy is not None
+    assert sql in error.remedy.sql
+
+
 def test_streamer_forgets_a_fingerprint_before_it_changes_a_list() -> None:
     """Unless a copy is due: the process may die before the read of the next fingerprint."""
     assert World(PUBLISHED, excludes="secret").run()[0].cleared == {T}

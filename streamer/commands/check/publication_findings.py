@@ -56,7 +56,14 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
     assert server is not None
     identities = {name: relation.identity for name, relation in facts.relations.items()}
     oids = {table.oid for table in facts.seen}
-    state = SourceState(facts.publications, identities, oids, server.version, facts.captures)
+    state = SourceState(
+        facts.publications,
+        identities,
+        oids,
+        server.version,
+        facts.captures,
+        facts.candidates,
+    )
     records = {} if target is None else target.records_of(facts.source)
     unmapped = records.keys() - {mapping.source for mapping in facts.mappings}
     # The plan does not depend on names in the target, so the namespace does not matter.

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.commands.check.disjoint_key_findings import IntegerKeys, read_key_range
@@ -16,8 +16,8 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import DdlCapture
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.mapping.sequence_places import SequencePlace, places
-from streamer.postgres.describing import NOT_NULL, USER_OIDS_BEGIN
-from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.postgres.describing import USER_OIDS_BEGIN
+from streamer.postgres.quoting import quote_qualified
 from streamer.schema.indexes_constraints_types import DefinedType
 from streamer.schema.table_definition import TableDefinition
 from streamer.schema_changes.read_definitions import read_at_source
@@ -31,7 +31,8 @@ from streamer.source.catalog import (
     read_server_by_query,
 )
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
-from streamer.source.replica_identity import key_identity
+from streamer.source.guarded_identities import read_candidates
+from streamer.source.replica_identity import KeyCandidates
 from streamer.source.server.primaries_after_failover import Primary, prefer_newest
 from streamer.source.slot_and_publications.ownership import SourceObjects, read_source_objects
 from streamer.source.slot_and_publications.publication import Publication, read_publications
@@ -81,31 +82,6 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class IdentityDetails:
-    """Candidates for a table's replica identity: the columns of each suitable index."""
-
-    indexes: dict[str, list[str]]
-    """The index with the fewest columns first."""
-    primary_key: list[str] | None
-    """Columns of the primary key, if suitable."""
-
-    @property
-    def usable_index(self) -> str | None:
-        return next(iter(self.indexes), None)
-
-    def clause_for(self, identity: str) -> str | None:
-        """Return the clause after REPLICA IDENTITY that makes *identity* the key; None without such
-        a clause.
-        """
-        if self.primary_key is not None and key_identity(self.primary_key) == identity:
-            return "default"
-        for index, columns in self.indexes.items():
-            if key_identity(columns) == identity:
-                return f"using index {quote_identifier(index)}"
-        return None
-
-
-@dataclass(frozen=True, slots=True)
 class OpenTransaction:
     """A transaction for which a new slot would wait. ``seconds``: its age; None if the role may not
     see it.
@@ -147,7 +123,8 @@ class SourceFacts:
     mappings: list[RelationMapping] = field(default_factory=list)
     mapping_findings: list[Finding] = field(default_factory=list)
     relations: dict[RelationName, SourceRelation] = field(default_factory=dict)
-    identities: dict[int, IdentityDetails] = field(default_factory=dict)
+    candidates: dict[int, KeyCandidates] = field(default_factory=dict)
+    """The possible replica identities of tables and partitions, by OID."""
     expressions: dict[RelationName, ExpressionFacts] = field(default_factory=dict)
     expression_errors: dict[RelationName, StreamerError] = field(default_factory=dict)
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -359,13 +336,7 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     definitions = await read_at_source(plain, asking)
     facts.definitions = {definition.name: definition for definition in definitions.values()}
     identities = [relation.identity for relation in facts.relations.values()]
-    tables = [t.oid for identity in identities for t in (identity.root, *identity.leaves)]
-    facts.identities = {oid: IdentityDetails({}, None) for oid in tables}
-    for row in await fetch_all(plain, _INDEXES_SQL, tables):
-        details = facts.identities[row["relid"]]
-        details.indexes[row["name"]] = row["columns"]
-        if row["is_primary"]:
-            facts.identities[row["relid"]] = replace(details, primary_key=row["columns"])
+    facts.candidates = await read_candidates(plain, identities)
     rows = await fetch_all(
         plain,
         "select nspname as name from pg_catalog.pg_namespace"
@@ -427,20 +398,5 @@ select distinct t.oid {_LEAVES_SQL}
   join pg_catalog.pg_class c on c.oid = l.relid and c.reltoastrelid <> 0
  where pg_catalog.pg_relation_size(c.reltoastrelid) > 0
 """
-# A replica identity needs a unique, immediate and complete index over plain NOT NULL columns.
-# streamer also excludes generated columns.
-_INDEXES_SQL: Final = """
-select i.indrelid::int8 as relid, x.relname as name, i.indisprimary as is_primary, k.columns
-  from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid,
-       lateral (
-         select pg_catalog.array_agg(a.attname::text order by k.position) as columns,
-                pg_catalog.bool_and({not_null} and a.attgenerated = '') as fit
-           from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
-           join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-          where k.position <= i.indnkeyatts) k
- where i.indrelid = any (%s) and i.indisunique and i.indimmediate and i.indisvalid
-   and i.indpred is null and i.indexprs is null and k.fit
- order by i.indnkeyatts, x.relname
-""".replace("{not_null}", NOT_NULL)
 _CALLS_SQL: Final = re.sub(r"\$(\d)", r"%(p\1)s", CALLS_SQL.replace("%", "%%")).encode()
 """The query with the parameters of psycopg."""

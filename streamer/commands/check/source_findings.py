@@ -360,7 +360,7 @@ def check_tables(
         moves: list[str] = []
         if plan is not None:
             moves = moving_sql(facts, mapping, relation, may_publish=may_publish)
-        yield from check_identity(place, mapping, relation, facts.identities, moves)
+        yield from check_identity(place, mapping, relation, facts.candidates, moves)
         yield from check_rule(facts, mapping, relation)
         yield from check_expressions(facts, mapping, relation)
         if target is not None:

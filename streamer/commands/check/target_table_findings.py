@@ -341,7 +341,7 @@ def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
         yield warning(
             pair.place,
             "has no key, so every update and delete compares whole rows, which is slow",
-            key_fix(pair.relation, pair.facts.identities),
+            key_fix(pair.relation, pair.facts.candidates),
         )
     elif plan.identity is Identity.KEY and plan.type is TableType.HISTORY:
         if not plan.target.leading_index_columns.intersection(key):

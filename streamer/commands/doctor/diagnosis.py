@@ -6,7 +6,7 @@ servers and configuration.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from streamer.commands.check.check import Examination, examine
@@ -75,8 +75,7 @@ def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Find
     """Return the problems of the status, and the problems that only a check finds; the worst first.
 
     A check also finds the cause of a stopped source or table. All views show the text and the
-    remedy of the status for that cause. Where this remedy is `streamer check`, the statements of
-    the check replace it. Pure.
+    remedy of the status for that cause. Pure.
     """
     reported = {problem: from_problem(problem) for problem in problems}
     new: list[Finding] = []
@@ -86,11 +85,7 @@ def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Find
         alike = [p for p, told in reported.items() if told.place == finding.place]
         if finding.code is not None and finding.code in {problem.code for problem in alike}:
             continue
-        asking = [problem for problem in alike if _asks_for_check(problem)]
-        if asking and finding.fix is not None and finding.fix.sql:
-            reported[asking[0]] = replace(reported[asking[0]], fix=finding.fix)
-        else:
-            new.append(finding)
+        new.append(finding)
     worst = list(Severity)
     return sorted([*reported.values(), *new], key=lambda finding: worst.index(finding.severity))
 
@@ -107,11 +102,6 @@ def _has_statements(problem: Problem, finding: Finding) -> bool:
         return False
     steps = [sql for sql in remedy.sql if sql.side == fix.at]
     return {statement for sql in steps for statement in sql.statements}.issuperset(fix.sql)
-
-
-def _asks_for_check(problem: Problem) -> bool:
-    steps = () if problem.remedy is None else problem.remedy.steps
-    return [getattr(step, "action", None) for step in steps] == ["check"]
 
 
 def sentences(

@@ -35,7 +35,11 @@ from streamer.runtime.guards.reconcile import (
 )
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
-from streamer.source.guarded_identities import read_identities, read_present_oids
+from streamer.source.guarded_identities import (
+    read_candidates,
+    read_identities,
+    read_present_oids,
+)
 from streamer.source.replica_identity import NONE
 from streamer.source.slot_and_publications.publication import ensure_publications, read_publications
 from streamer.util.failpoints import failpoint
@@ -78,7 +82,9 @@ async def read_state(
         stored = {oid for table in tables for oid in (table.oid, table.last.oid) if oid} - oids
         if stored:
             oids |= await read_present_oids(plain, stored)
-    return SourceState(publications, identities, oids, version, captures)
+        unusable = [identity for identity in identities.values() if not identity.is_usable]
+        candidates = await read_candidates(plain, unusable)
+    return SourceState(publications, identities, oids, version, captures, candidates)
 
 
 def last_published(record: RelationRecord) -> LastPublished:
@@ -87,7 +93,12 @@ def last_published(record: RelationRecord) -> LastPublished:
     A table that stopped for its lost identity has no identity: streamer stores the error first, and
     may die before it stores the identity.
     """
-    last = LastPublished(record.publication_membership, record.identity, record.source_oid)
+    last = LastPublished(
+        record.publication_membership,
+        record.identity,
+        record.source_oid,
+        record.identity_remedy,
+    )
     return _without_identity(last) if _is_identity_lost(record.error) else last
 
 
@@ -297,7 +308,10 @@ class Publishing:
             self._memberships |= changed
             await set_published(
                 self._bookkeeping,
-                {key: (m.fingerprint, m.identity, m.oid) for key, m in changed.items()},
+                {
+                    key: (m.fingerprint, m.identity, m.oid, m.identity_remedy)
+                    for key, m in changed.items()
+                },
             )
 
     async def _store_cases(

@@ -38,6 +38,7 @@ from streamer.errors.remedies import Command, Remedy, resync_source, run
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import OnTableDropped
 from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.source.identity_advice import Candidates, advise_identity
 from streamer.source.replica_identity import NONE, RelationIdentity
 from streamer.source.slot_and_publications.column_lists import ColumnLists, column_lists, unlisted
 from streamer.source.slot_and_publications.publication import (
@@ -66,6 +67,14 @@ class SourceState:
     version: int
     captures: bool = False
     """The source reports changes of definitions in its stream."""
+    candidates: Candidates = field(default_factory=dict)
+    """The possible keys of tables without a usable identity."""
+
+    def identity_remedy(self, identity: RelationIdentity) -> Remedy | None:
+        """Return the statements that give a table a usable identity; None for a usable identity."""
+        if identity.is_usable:
+            return None
+        return advise_identity(identity, self.candidates).remedy
 
     def root(self, name: RelationName) -> int | None:
         """Return the OID of the table *name*."""
@@ -81,6 +90,8 @@ class LastPublished:
     """The fingerprint of the membership. None accepts any fingerprint."""
     identity: str | None = None
     oid: int | None = None
+    identity_remedy: Remedy | None = None
+    """The statements that give a table without a usable identity such an identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +252,7 @@ def reconcile(
                 columns = ", ".join(f'"{name}"' for name in sorted(lacking))
                 reason = f"its publication did not send column {columns}"
                 case = _copy(table, reason, table.mapping.columns_from(lacking))
-            case = _judge_lost_identity(table, case, identity, source)
+            case = _judge_lost_identity(table, case, identity, state, source)
         if case is not None:
             cases[table.name] = case
     copied = {name for name, case in cases.items() if case.fate is Fate.COPY}
@@ -431,27 +442,35 @@ def _copy(table: MappedTable, reason: str, columns: Iterable[str] | None = None)
 
 
 def _judge_lost_identity(
-    table: MappedTable, case: Case | None, identity: RelationIdentity, source: SourceMapping
+    table: MappedTable,
+    case: Case | None,
+    identity: RelationIdentity,
+    state: SourceState,
+    source: SourceMapping,
 ) -> Case | None:
     """Stop a table in sync whose updates can no longer be published."""
     is_kept = case is None or case.fate is Fate.COPY_AT_POINT
     has_lost = table.last.identity not in (None, NONE) and not identity.is_usable
     if not (is_kept and has_lost and table.is_in_sync):
         return case
-    return Case(Fate.STOP, error=ErrorReport.of(_identity_lost(table.mapping, identity, source)))
+    remedy = state.identity_remedy(identity)
+    error = _identity_lost(table.mapping, identity.obstacle, remedy, source)
+    return Case(Fate.STOP, error=ErrorReport.of(error))
 
 
 def _identity_lost(
-    mapping: RelationMapping, identity: RelationIdentity, source: SourceMapping
+    mapping: RelationMapping,
+    obstacle: str | None,
+    remedy: Remedy | None,
+    source: SourceMapping,
 ) -> IdentityLostError:
-    then = "` prints; streamer then copies the table again. To continue with inserts only, run: "
+    then = "; streamer then copies the table again. To continue with inserts only, run: "
     if has_own_past(mapping.type):
-        then = "` prints; then run: "
+        then = "; then run: "
     again = _resync_command(mapping, source)
     return IdentityLostError(
-        f'table "{mapping.source}": {identity.obstacle}, so its updates and '
-        "deletes are no longer published",
-        hint=Remedy.of("run the statements that `", run("check"), then, again),
+        f'table "{mapping.source}": {obstacle}, so its updates and deletes are no longer published',
+        hint=Remedy.of(remedy, then, again),
     )
 
 
@@ -485,7 +504,7 @@ def conclude(
         reason = _find_reason(table, state, identity, refused.get(table.name), faults)
         case = _judge_reason(table, case, reason, source)
         if identity is not None:
-            case = _judge_identity(table, case, identity, source)
+            case = _judge_identity(table, case, identity, state, source)
             memberships[table.name] = _membership(plan, state, table, case, identity)
         if case is not None:
             cases[table.name] = case
@@ -566,7 +585,11 @@ def _judge_reason(
 
 
 def _judge_identity(
-    table: MappedTable, case: Case | None, identity: RelationIdentity, source: SourceMapping
+    table: MappedTable,
+    case: Case | None,
+    identity: RelationIdentity,
+    state: SourceState,
+    source: SourceMapping,
 ) -> Case | None:
     if case is not None and case.fate is not Fate.COPY_AT_POINT:
         return case
@@ -574,7 +597,7 @@ def _judge_identity(
     if table.is_in_sync:
         if needs_copy(former, identity):
             return _copy(table, "its replica identity has changed")
-        return _judge_lost_identity(table, case, identity, source)
+        return _judge_lost_identity(table, case, identity, state, source)
     if table.is_set_aside and former == NONE and identity.is_usable:
         if has_own_past(table.mapping.type):
             return case  # an operator decides on the gap
@@ -603,7 +626,8 @@ def _membership(
     """
     if _is_followed(table, case):
         fingerprint = membership_fingerprint(state.publications.values(), identity)
-        return LastPublished(fingerprint, identity.published, identity.root.oid)
+        remedy = state.identity_remedy(identity)
+        return LastPublished(fingerprint, identity.published, identity.root.oid, remedy)
     former = plan.state.identities.get(table.name)
     if (former is None or former.is_usable) and identity.is_usable:
         return table.last

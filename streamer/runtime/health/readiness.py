@@ -16,6 +16,7 @@ from streamer.report.problem_facts import (
 from streamer.report.problems import Problem, of_source, of_target
 from streamer.runtime.services import Health
 from streamer.runtime.target_health import TargetHealth
+from streamer.source.replica_identity import NONE
 
 if TYPE_CHECKING:
     from streamer.runtime.session.supervisor import Supervisor
@@ -64,7 +65,9 @@ def _table(table: str, state: str, health: Health, stored: StoredFacts) -> Repor
         health.table_waits.get(table),
         is_over_delete_limit=is_mass_delete and state == State.PAUSED,
         quarantined=health.quarantined.get(table, 0),
-        identity=stored.identities.get(table),
+        identity=NONE if table in stored.insert_only else None,
+        identity_remedy=stored.insert_only.get(table),
+        partition_error=stored.partition_errors.get(table),
         differing_rows=None if verified is None else verified.differing_rows,
         compared_at=None if verified is None else verified.ended_at,
         verification_error=None if verified is None else verified.error,
