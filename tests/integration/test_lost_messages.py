@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
+from streamer.runtime.session import source_checks
 from tests.support.postgres import Database, assert_same
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
@@ -158,6 +160,50 @@ async def test_the_lock_of_another_session_costs_no_row(shared: Shared) -> None:
     source.execute("insert into t values (2, 'b', 'calm')")
     await shared.caught_up()
     assert_same(source, target, "t")
+
+
+async def test_the_definition_of_a_locked_table_is_requested_again(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row needs the lost change, so only the request brings the change to the target."""
+    monkeypatch.setattr(source_checks, "CHECK_SECONDS", 0.1)
+    for db in (source, target):
+        db.execute(DDL)
+    constraint = "select count(*) from pg_constraint where conname = 'positive'"
+    attempts: list[bool] = []
+    request = source_checks.send_baseline
+
+    async def record(*args: Any) -> Any:
+        unsent = await request(*args)
+        attempts.append(unsent is None or bool(unsent))
+        return unsent
+
+    async with stream(T, group=GROUP) as streamer:
+        await streamer.caught_up()
+        monkeypatch.setattr(source_checks, "send_baseline", record)
+        with unheard(source):
+            source.execute("alter table t drop constraint positive")
+        with source.connect() as session:
+            session.execute("begin; lock table t in access exclusive mode")
+            (mapped,) = streamer.engine.supervisors[0].pipeline.session.relations  # type: ignore[union-attr]
+            mapped.is_doubtful = True
+            await streamer.eventually(has_ended(attempts))
+            session.execute("rollback")
+        await streamer.eventually(is_gone(target, constraint))
+
+
+def has_ended(attempts: list[bool]) -> Callable[[], Awaitable[bool]]:
+    async def ask() -> bool:
+        return any(attempts)
+
+    return ask
+
+
+def is_gone(db: Database, count: str) -> Callable[[], Awaitable[bool]]:
+    async def ask() -> bool:
+        return await asyncio.to_thread(db.value, count) == 0
+
+    return ask
 
 
 async def test_a_kind_that_stops_waits_for_its_decision(

@@ -110,8 +110,12 @@ async def _request_unclear_definitions(
         stored = await read_definitions(connection, [mapped.relation_id for mapped in doubtful])
     for mapped in doubtful:
         mapped.is_doubtful = False
-    with translating(source.label):
-        async with writable(source, plain) as writing:
-            await send_baseline(
-                writing, source, {m.mapping.source: stored.get(m.relation_id) for m in doubtful}
-            )
+    definitions = {m.mapping.source: stored.get(m.relation_id) for m in doubtful}
+    unsent = set(definitions)
+    try:
+        with translating(source.label):
+            async with writable(source, plain) as writing:
+                unsent = await send_baseline(writing, source, definitions)
+    finally:  # the next check requests these definitions
+        for mapped in doubtful:
+            mapped.is_doubtful |= mapped.mapping.source in unsent

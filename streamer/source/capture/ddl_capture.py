@@ -226,13 +226,13 @@ async def send_baseline(
     plain: Connection,
     source: SourceMapping,
     stored: Mapping[RelationName, SourceDefinition | None],
-) -> None:
+) -> set[RelationName]:
     """Send the present definitions of some tables through the stream, each at its position.
 
-    A lock keeps the definition from changing until the message is committed. The next start sends
-    the definition of a table that is locked now. *stored*: the definitions in the bookkeeping, or
-    None. Parts of a stored definition that are missing now were dropped at the source; other parts
-    may be new.
+    A lock keeps the definition from changing until the message is committed. Returns the tables
+    whose definition was not sent, such as locked tables. *stored*: the definitions in the
+    bookkeeping, or None. Parts of a stored definition that are missing now were dropped at the
+    source; other parts may be new.
     """
     schema = quote_identifier(schema_of(source))
     uses_rows = uses_table(source, plain.info.server_version)
@@ -244,6 +244,7 @@ async def send_baseline(
     )
     emit += f" from {schema}.describe(%s::regclass, %s, '', %s::jsonb) d (content)"
     emit += " where d.content is not null"
+    unsent = set(stored)
     for name, definition in stored.items():
         table = quote_qualified(name.namespace, name.name)
         seen = None if definition is None else json.dumps(definition.identities)
@@ -253,6 +254,7 @@ async def send_baseline(
                 await plain.execute(emit.encode(), (table, BASELINE, seen))
                 if uses_rows:
                     await plain.execute(f"delete from {schema}.{MESSAGE_TABLE}".encode())
+            unsent.remove(name)
         except psycopg.Error as exc:
             log.warning(
                 "the definition of a table was not read; "
@@ -261,6 +263,7 @@ async def send_baseline(
                 table=str(name),
                 error=first_line(exc),
             )
+    return unsent
 
 
 async def read_present(
