@@ -230,8 +230,8 @@ async def make_requests(
     actor: str = "unknown",
 ) -> dict[int, int]:
     """Make a request for several relations at once, so that a starting process reads all requests
-    or none. A resync of a table that shares its target by disjoint keys includes all tables with
-    this target.
+    or none. A resync of all rows of a table that shares its target by disjoint keys includes all
+    tables with this target.
 
     A source that needs a copy of all tables cannot start with requests for only some tables. Return
     the ids of the requests by the ids of the relations. *actor*: the operator.
@@ -239,7 +239,7 @@ async def make_requests(
     stored = json.dumps(options or {})
     async with bookkeeping.transaction() as connection:
         ids = set(relation_ids)
-        if action == "resync" and not Resync.from_json(options).is_partial:
+        if action == "resync" and not Resync.from_json(options).compares:
             ids |= {row["id"] for row in await connection.fetch(_SHARING_SQL, list(ids))}
         rows = await connection.fetch(
             f"{_INSERT_SQL} order by r.id returning id, relation_id",

@@ -26,6 +26,7 @@ from streamer.errors.command_lines import command
 from streamer.errors.error_classes import DefinitionStopError, GapError, MappingError, StreamerError
 from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy, run
+from streamer.mapping.disjoint_keys import describe_unguarded
 from streamer.mapping.relation_names import parse_name
 from streamer.mapping.rules import Named, SourceMapping, find_rules
 from streamer.target.connection import TargetConnection
@@ -168,19 +169,18 @@ def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingEr
 
 
 def find_mixed_rows(record: RelationRecord, resync: Resync, source: Named) -> MappingError | None:
-    """Return the reason why a copy of some rows cannot tell them from rows of other tables. Pure.
+    """Return the reason why a copy of differing rows could change rows of other tables. Pure.
 
-    A copy of columns changes only rows that the table has. A repair by keys updates such rows and
-    inserts missing rows.
+    A copy of columns changes only rows that the table has.
     """
     if not record.disjoint or resync.columns is not None or not resync.compares:
         return None
-    if resync.scope is not None and resync.scope.has_only_keys:
+    error = record.table_state.error
+    if error is None or error.code != GapError.code:
         return None
     again = run("resync", record.source, database=source.database, sid=source.sid)
     return MappingError(
-        f'"{record.source}" shares its target by disjoint keys, so streamer cannot tell which rows '
-        "to compare or remove",
+        describe_unguarded(record.source, record.target),
         hint=Remedy.of("to copy all tables with this target again, run: ", again),
     )
 
@@ -278,10 +278,11 @@ async def _take_resync(
     stays_paused = is_automatic and state.is_paused
     if stays_paused and resync.columns is not None:
         return []
-    if resync.is_partial:
+    # A copy of all rows would delete the rows of the other tables that share the target.
+    if resync.is_partial or (record.disjoint and resync.compares):
         if state.need is Need.PART:
             resync = resync.union(state.resync)
-        requests = await _store_to_point(connection, request, record, resync)
+        requests = await _store_to_point(connection, request, record, resync, is_sure=True)
         return requests or MappingError(
             f'"{record.source}" is not in sync, so streamer cannot copy only some rows',
             hint="run `streamer resync` for the whole table",

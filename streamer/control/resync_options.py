@@ -84,11 +84,6 @@ class RowScope:
             self.differences is not None and not self.differences.by_index
         )
 
-    @property
-    def has_only_keys(self) -> bool:
-        """Whether the scope lists each row by its key, as after a comparison."""
-        return bool(self.keys) and not self.conditions
-
     def union(self, addition: "RowScope") -> "RowScope":
         """Return the scope of all rows in *self* or *addition*."""
         return RowScope(

@@ -47,6 +47,16 @@ from streamer.util.failpoints import failpoint
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A reason why rows are missing. ``before``: the remedy that must precede the copy of these
+    rows.
+    """
+
+    reason: str
+    before: str = ""
+
+
 async def store_present_partitions(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
@@ -83,10 +93,26 @@ async def report_partition_gaps(
     *attached*: copies these rows, if given. *columns_too*: also report replaced columns. A stream
     with captured definitions is behind the catalogs, and applies such changes itself.
     """
+    gaps = await find_gaps(
+        bookkeeping, plain, relations, columns_too=columns_too, attached=attached
+    )
+    for mapped, reasons in gaps.items():
+        await _report(bookkeeping, mapped, reasons)
+
+
+async def find_gaps(
+    bookkeeping: Bookkeeping,
+    plain: Connection,
+    relations: Iterable[MappedRelation],
+    *,
+    columns_too: bool = True,
+    attached: AttachedRows | None = None,
+) -> dict[MappedRelation, list[Gap]]:
+    """Return the gaps of those *relations* that have any, see `report_partition_gaps`."""
     relations = list(relations)
     if not relations:
-        return
-    gaps: dict[MappedRelation, list[_Gap]] = defaultdict(list)
+        return {}
+    gaps: dict[MappedRelation, list[Gap]] = defaultdict(list)
     storage = await _find_rewritten(bookkeeping, plain, relations, captures=not columns_too)
     for mapped, gap in storage.items():
         gaps[mapped].append(gap)
@@ -101,26 +127,16 @@ async def report_partition_gaps(
         mapped = by_name[name]
         former = stored.get(mapped.relation_id)
         local = [leaf for leaf in present if not leaf.is_foreign]
-        gaps[mapped] += await _find_leaves(bookkeeping, plain, mapped, local, former, attached)
+        # No copy of some rows may write rows that came without an INSERT by disjoint keys.
+        way = None if mapped.mapping.rule.is_disjoint else attached
+        gaps[mapped] += await _find_leaves(bookkeeping, plain, mapped, local, former, way)
         if foreign := [leaf for leaf in present if leaf.is_foreign]:
             gaps[mapped].append(_foreign_gap(foreign))
-    for mapped, reasons in gaps.items():
-        if reasons:
-            await _report(bookkeeping, mapped, reasons)
+    return {mapped: reasons for mapped, reasons in gaps.items() if reasons}
 
 
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """A reason why rows are missing. ``before``: the remedy that must precede the copy of these
-    rows.
-    """
-
-    reason: str
-    before: str = ""
-
-
-def _foreign_gap(leaves: list[Leaf]) -> _Gap:
-    return _Gap(
+def _foreign_gap(leaves: list[Leaf]) -> Gap:
+    return Gap(
         f"changes of {_names(leaves)} are not replicated, because a partition that is a foreign "
         "table writes no WAL at this server",
         "detach that partition, and map the table of its own server as a table of another "
@@ -128,9 +144,11 @@ def _foreign_gap(leaves: list[Leaf]) -> _Gap:
     )
 
 
-async def _report(bookkeeping: Bookkeeping, mapped: MappedRelation, gaps: list[_Gap]) -> None:
+async def _report(bookkeeping: Bookkeeping, mapped: MappedRelation, gaps: list[Gap]) -> None:
     source, name = mapped.source, str(mapped.mapping.source)
-    resync = run("resync", name, "--mode", "diff", database=source.database, sid=source.sid)
+    # With disjoint keys, other tables may have the keys of rows that no INSERT brought.
+    options = () if mapped.mapping.rule.is_disjoint else ("--mode", "diff")
+    resync = run("resync", name, *options, database=source.database, sid=source.sid)
     steps = "".join(gap.before for gap in gaps)
     error = GapError("; ".join(gap.reason for gap in gaps), hint=Remedy.of(steps, "run: ", resync))
     if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
@@ -144,7 +162,7 @@ async def _find_leaves(
     leaves: list[Leaf],
     stored: dict[int, str] | None,
     attached: AttachedRows | None,
-) -> list[_Gap]:
+) -> list[Gap]:
     """Return the gaps caused by partitions of this server; record the partitions without a gap."""
     # An older version of streamer recorded no partitions, so record the present partitions.
     new = [] if stored is None else [leaf for leaf in leaves if leaf.oid not in stored]
@@ -172,7 +190,7 @@ async def _find_leaves(
         (gaps, "was attached as a partition with rows, which the stream does not contain"),
         (away, "was detached and attached again, and changes made meanwhile are not replicated"),
     ]
-    return [_Gap(f"{_names(members)} {reason}") for members, reason in parts if members]
+    return [Gap(f"{_names(members)} {reason}") for members, reason in parts if members]
 
 
 def _names(leaves: list[Leaf]) -> str:
@@ -188,7 +206,7 @@ def replaced_columns(stored: Mapping[str, int], now: Mapping[str, int]) -> list[
 
 async def _find_columns(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
-) -> dict[MappedRelation, _Gap]:
+) -> dict[MappedRelation, Gap]:
     """Return the gaps caused by columns that were replaced since the last copies of *relations*."""
     gaps = {}
     by_name = {mapped.mapping.source: mapped for mapped in relations}
@@ -204,7 +222,7 @@ async def _find_columns(
             continue
         if replaced := replaced_columns(stored_numbers, identity.columns):
             listed = ", ".join(f'"{column}"' for column in replaced)
-            gaps[mapped] = _Gap(
+            gaps[mapped] = Gap(
                 f"column {listed} of the source was dropped and added again, or renamed, so "
                 "older rows keep former values"
             )
@@ -217,12 +235,12 @@ async def _find_rewritten(
     relations: Iterable[MappedRelation],
     *,
     captures: bool,
-) -> dict[MappedRelation, _Gap]:
+) -> dict[MappedRelation, Gap]:
     """Return the gaps of tables that ALTER TABLE rewrote since their copies.
 
     *captures*: the stream sends the values of columns that a session rewrote.
     """
-    gaps: dict[MappedRelation, _Gap] = {}
+    gaps: dict[MappedRelation, Gap] = {}
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     stored = await read_storage(bookkeeping, [mapped.relation_id for mapped in by_name.values()])
     for name, tables in (await read_stored_tables(plain, by_name)).items():
@@ -249,7 +267,7 @@ async def _find_rewritten(
             continue  # a copy has stored a newer value
         if lost := [table.name for table in tables if present[table.oid].is_lost]:
             listed = ", ".join(f'"{table}"' for table in lost)
-            gaps[mapped] = _Gap(
+            gaps[mapped] = Gap(
                 f"ALTER TABLE rewrote {listed} (SET UNLOGGED, SET LOGGED, a new type or the "
                 "like), and the stream does not contain these changes"
             )

@@ -36,11 +36,12 @@ from streamer.copy.copy_snapshot import (
     read_tables_seen,
 )
 from streamer.copy.finish_copies import Finisher
-from streamer.copy.gap_reports import read_present, store_present_partitions
+from streamer.copy.gap_reports import find_gaps, read_present, store_present_partitions
 from streamer.copy.parts.ctid_ranges import cut, task_rate
 from streamer.copy.parts.part_copier import CopyEnds
 from streamer.copy.prepare_copy import TOGETHER, TableCopy, store_parts
 from streamer.copy.reach_point import reach_with_snapshot
+from streamer.copy.shared_copies import unguarded_error
 from streamer.copy.staging_tables import create_stage
 from streamer.copy.stalled_copies import CopyReports
 from streamer.errors.error_classes import (
@@ -252,6 +253,8 @@ class CopyPlanner:
 
     async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
         settings, relation = self._context.settings, copy.relation
+        if copy.is_disjoint and copy.scope.is_to_point and copy.filled is None:
+            await self._refuse_unguarded(copy)
         # Neither server can compute a hash, so a comparison needs staged rows.
         is_hashed = bool(copy.mapped.mapping.rule.hashes)
         if copy.scope.is_to_point and not copy.scope.resync.is_partial and not is_hashed:
@@ -270,6 +273,19 @@ class CopyPlanner:
             await create_stage(target, copy.mapped.relation_id, copy.table, copy.columns)
         elif settings.defer_indexes and is_large(copy.seen):
             await _defer_indexes(target, copy)
+
+    async def _refuse_unguarded(self, copy: TableCopy) -> None:
+        """Refuse to compare rows by keys that the target has never checked.
+
+        Raises SharedTableError.
+        """
+        context = self._context
+        async with context.sources.connection(context.source) as source:
+            gaps = await find_gaps(
+                context.bookkeeping, source, [copy.mapped], columns_too=not context.captures
+            )
+        if gaps:
+            raise unguarded_error(copy.mapped)
 
     async def _plan_chunk(self, target: TargetConnection, copy: TableCopy, size: int) -> bool:
         """Plan the next chunk of a large table; return False if the copy has no chunks.

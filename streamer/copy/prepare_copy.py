@@ -234,8 +234,9 @@ class TableCopy:
     @property
     def awaits_orphans(self) -> bool:
         """Whether the copy must still find the rows that match the scope only at the target."""
-        has_conditions = self.rows is not None and bool(self.rows.conditions)
-        return self.scope.is_to_point and has_conditions and not self.includes_orphans
+        if self.is_disjoint or self.rows is None or not self.rows.conditions:
+            return False  # with disjoint keys, such rows are mostly those of other tables
+        return self.scope.is_to_point and not self.includes_orphans
 
     @property
     def filled(self) -> tuple[str, ...] | None:
@@ -598,8 +599,9 @@ class Preparation:
 
 
 def _findable(copy: TableCopy) -> Resync:
-    """Return the resync of *copy*; without a key that locates the rows, the resync of all
-    columns.
+    """Return the resync of *copy*, of all columns if no key locates the rows.
+
+    Raises SharedTableError for new disjoint keys, which the target has not checked.
     """
     columns, plan = copy.scope.resync.columns, copy.plan
     if columns is None or plan is None:
@@ -607,6 +609,8 @@ def _findable(copy: TableCopy) -> Resync:
     key = {column.name for column in plan.key}
     if plan.identity is Identity.KEY and key.isdisjoint(columns):
         return copy.scope.resync
+    if copy.is_disjoint:
+        raise shared_copy_error(copy.mapped)
     return replace(copy.scope.resync, columns=None)
 
 
@@ -656,10 +660,7 @@ def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
     if copy.filled is not None:
         return WriteMode.DIFFERENCE  # updates columns only
     if copy.is_disjoint:
-        # A row in `scope` that this source lacks may have come from another table.
-        if copy.rows is None or not copy.rows.has_only_keys:
-            raise shared_copy_error(copy.mapped)
-        return WriteMode.KEEP
+        return WriteMode.KEEP  # a row that this source lacks may have come from another table
     if not owns_rows and not _may_remove(copy):
         if mapping.rule.initial is Initial.KEEP:
             return WriteMode.KEEP

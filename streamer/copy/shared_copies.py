@@ -5,6 +5,9 @@ one transaction, and a row with the same key refuses the copy. A later copy woul
 former rows of its table. streamer removes the rows of all tables together, once every table with
 this target waits for a copy and none of them writes. The first of these copies removes the rows in
 the transaction that inserts its own rows, and the later copies insert like first copies.
+
+A copy of differing rows inserts and updates by key, and deletes none. The target's key has refused
+the keys of each row that an INSERT brought. So streamer refuses this copy for a table with a gap.
 """
 
 import enum
@@ -21,6 +24,7 @@ from streamer.copy.staging_tables import LOCK_SECONDS
 from streamer.copy.swap_rows import WriteMode
 from streamer.errors.error_classes import ConflictError, SharedTableError, TargetContentionError
 from streamer.errors.remedies import Remedy, run
+from streamer.mapping.disjoint_keys import describe_unguarded
 from streamer.mapping.rules import SourceLabel
 from streamer.target.connection import TargetConnection
 
@@ -134,6 +138,14 @@ def shared_copy_error(mapped: MappedRelation) -> SharedTableError:
         f'a copy of only "{mapping.source}" cannot find its former rows in target '
         f'"{mapping.target}"'
     )
+    advise_resync(mapped, error)
+    return error
+
+
+def unguarded_error(mapped: MappedRelation) -> SharedTableError:
+    """Return the error of a copy of differing rows of a table with a gap. Pure."""
+    mapping = mapped.mapping
+    error = SharedTableError(describe_unguarded(str(mapping.source), str(mapping.target)))
     advise_resync(mapped, error)
     return error
 

@@ -7,6 +7,7 @@ contain all rows of each table.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from streamer.mapping.rule_options import Initial, OnDelete, OnError, TableType
 from streamer.mapping.rules import TableRule
@@ -21,6 +22,18 @@ class Unfit:
     hint: str
 
 
+def describe_unguarded(source: str, target: str) -> str:
+    """Return why a copy cannot compare the rows of *source* with the rows of *target*.
+
+    After ATTACH PARTITION, for instance, the source has rows that no INSERT brought to the target.
+    A row of a second table may have the key of such a row, and the copy would change that row.
+    """
+    return (
+        f'"{source}" has rows that came without an INSERT, so a second table with target '
+        f'"{target}" may have rows with equal keys'
+    )
+
+
 def find_unfit(rule: TableRule) -> Unfit | None:
     """Return the first setting of *rule* that `keys: disjoint` excludes, if any."""
     if not rule.is_disjoint:
@@ -28,7 +41,7 @@ def find_unfit(rule: TableRule) -> Unfit | None:
     lacks = "the target would lack rows whose keys must reject rows of other tables"
     unfit = {
         "sid": (rule.sid is not None, "a sid distinguishes the rows already"),
-        "type": (rule.type is not TableType.CLONE, "only a clone has a single row for each key"),
+        "type": (rule.type is not TableType.CLONE, _TYPES.get(rule.type, "")),
         "filter": (rule.filter is not None, lacks),
         "copy_where": (rule.copy_where is not None, lacks),
         "initial": (rule.initial is not Initial.COPY, lacks),
@@ -47,6 +60,13 @@ def find_unfit(rule: TableRule) -> Unfit | None:
             problem = f"`keys: disjoint` excludes this setting: {reason}"
             return Unfit(setting, problem, _hint(setting))
     return None
+
+
+_TYPES: Final = {
+    TableType.APPEND: "a deleted row keeps its key, which would stop or replace a later row",
+    TableType.HISTORY: "a key has many versions there, so no key could refuse a second table",
+}
+"""Why a table of the type cannot share its target by keys."""
 
 
 def _hint(setting: str) -> str:

@@ -112,8 +112,9 @@ def ask(world: World) -> None:
     source, kind = world.random.choice(world.resynced)
     for _ in range(world.random.randrange(1, 4)):
         action = world.random.choice(("pause", "resume", "resync", "resync"))
-        world.note(f"  {action} {source.slot} {kind.name}")
-        world.request(action, source, kind.name)
+        mode = world.random.choice((None, "diff")) if source.is_shard else None
+        world.note(f"  {action} {mode or ''} {source.slot} {kind.name}")
+        world.request(action, source, kind.name, mode)
         time.sleep(world.random.choice((0, 0.1, 0.7)))
 
 
