@@ -380,7 +380,7 @@ class Comparison:
                                 rule,
                                 aim,
                                 others=rules.values(),
-                                is_shared=aim.has_sid and bool(neighbours),
+                                is_shared=aim.is_shared(rule) and bool(neighbours),
                             )
                         item.rows = await estimate_rows(plain, facts.relation)
                         item.size_bytes = await estimate_bytes(plain, facts.relation)

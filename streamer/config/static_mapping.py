@@ -323,17 +323,12 @@ class MappingBuilder:
                 "`ddl: capture` could write plain values to a hashed column",
                 hint="leave `ddl` out for the sources of this table",
             )
-        if rule.is_disjoint:
+        is_shared = rule.sid is not None or rule.is_disjoint
+        if is_shared and self._settings.consistency == "transaction":
             raise self._error(
-                (*place, "keys"),
-                "`ddl: capture` could change rows of the other tables with this target",
-                hint="leave `ddl` out for the sources of this table",
-            )
-        if rule.sid is not None and self._settings.consistency == "transaction":
-            raise self._error(
-                (*place, "sid"),
+                (*place, "keys" if rule.is_disjoint else "sid"),
                 "with `ddl: capture` and `consistency: transaction`, a changed table would wait "
-                "for tables of other schemas, whose changes come later in the same lane",
+                "for other tables with its target, whose changes come later in the same lane",
                 hint="leave `ddl` out for the sources of this table, or set `consistency: table`",
             )
 

@@ -70,7 +70,8 @@ async def _remedy_for_values(
 ) -> Remedy | None:
     """Return a remedy with the statements for the target; None if the types take all values."""
     source = mapped.source
-    neighbours = await read_others(target, mapped.relation_id) if table.has_sid else []
+    is_shared = table.is_shared(mapped.mapping)
+    neighbours = await read_others(target, mapped.relation_id) if is_shared else []
     try:
         statements = joining_statements(
             relation.definition,

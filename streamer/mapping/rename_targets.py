@@ -39,6 +39,8 @@ class Renamed:
     now: RelationName
     sid: str | None = None
     """The sid of the relation's rows."""
+    is_disjoint: bool = False
+    """Only keys distinguish the rows of the relations that share the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,10 @@ def follow(
     if mapping is None:
         return Obstacle("no rule matches the new name", advice)
     if mapping.sid != move.sid:
-        words = "no sid" if mapping.sid is None else f'sid "{mapping.sid}"'
+        has, gets = ("no sid" if s is None else f'sid "{s}"' for s in (move.sid, mapping.sid))
         # Only relations that leave the mapping together give up names that they have exchanged.
         return Obstacle(
-            f'its rows have sid "{move.sid}", and the new name would get {words}',
+            f"its rows have {has}, and the new name would get {gets}",
             f'rename it back; or copy both again: leave "{move.former}" and "{now}" out with '
             "`exclude_tables`, reload, and undo this once `status` lists neither",
         )
@@ -113,8 +115,10 @@ def rule_hint(move: Renamed, *, names_sid: bool) -> str:
 
     *names_sid*: the rule must name the sid of these rows, too.
     """
-    sid = f", sid: '{move.sid}'" if names_sid else ""
-    rule = f"{{'{move.now}': {{target: '{move.target}'{sid}}}}}"
+    more = f", sid: '{move.sid}'" if names_sid else ""
+    if move.is_disjoint:
+        more = ", keys: disjoint"
+    rule = f"{{'{move.now}': {{target: '{move.target}'{more}}}}}"
     return f"write the new name with the target in `tables`: {rule}"
 
 

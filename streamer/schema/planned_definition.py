@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import quote_qualified
@@ -53,6 +54,12 @@ class TargetPlace:
     @property
     def quoted(self) -> str:
         return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether only the present rows of one table bind the definition of the target."""
+        is_shared = self.has_sid or self.mapping.rule.is_disjoint
+        return self.mapping.type is TableType.CLONE and not is_shared
 
     def column(self, source_column: str) -> str | None:
         """Return the target's name for a column; None if the target does not get the column."""

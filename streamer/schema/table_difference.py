@@ -117,7 +117,7 @@ def _columns(
 ) -> Iterator[DefinitionDifference]:
     at_target = {column.name: column for column in target.columns}
     # Several sources, and versions of removed rows, need a table that accepts nulls.
-    is_alone = place.mapping.type is TableType.CLONE and not place.has_sid
+    is_alone = place.is_alone
     for column in source.columns:
         name = place.mapping.own_column(column.name, at_target)
         if name is None or place.mapping.hash_of(name) is not None:
@@ -258,9 +258,7 @@ def _plain(statements: Iterable[str]) -> list[str]:
 
 def _is_omitted(planned: Planned, place: TargetPlace) -> bool:
     """Whether the object is a default, which a table of versions or several sources lacks."""
-    return planned.kind is ObjectKind.DEFAULT and (
-        place.has_sid or place.mapping.type is not TableType.CLONE
-    )
+    return planned.kind is ObjectKind.DEFAULT and not place.is_alone
 
 
 def _binds(planned: Planned) -> bool:

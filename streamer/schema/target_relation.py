@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import (
     quote_columns,
@@ -139,6 +140,10 @@ class TargetRelation:
         drop = f"drop constraint {quote_identifier(key.name)}"
         columns = quote_columns([SID, *self.primary_key])
         return [f"alter table {table} {drop}, add primary key ({columns})"]
+
+    def is_shared(self, mapping: RelationMapping) -> bool:
+        """Whether other tables than that of *mapping* may write the target, too."""
+        return mapping.rule.is_disjoint or (self.has_sid and mapping.sid is not None)
 
     def drop_sql(self, name: str) -> str:
         """Return the statement that drops constraint *name*, or a unique index without a

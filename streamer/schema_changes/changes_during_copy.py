@@ -129,7 +129,7 @@ class ChangedDefinitions:
         narrower types. The target gets missing parts as in the stream.
         """
         table = await read_relation(target, mapped.mapping.target)
-        if table is None or not table.has_sid:
+        if table is None or not table.is_shared(mapped.mapping):
             return
         if not await read_others(target, mapped.relation_id):
             return

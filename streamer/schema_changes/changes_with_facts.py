@@ -14,7 +14,7 @@ from streamer.schema_changes.changed_table import ChangedTable, SourceCommand
 from streamer.schema_changes.kept_labels import missing_labels, read_kept_labels
 from streamer.schema_changes.object_changes import Objects
 from streamer.schema_changes.read_definitions import read_at_target
-from streamer.schema_changes.shared_changes import read_peers
+from streamer.schema_changes.shared_changes import PeerSources, read_peers
 from streamer.schema_changes.translate.definition_translator import (
     DefinitionTranslator,
     Translation,
@@ -49,7 +49,8 @@ async def translate_changes(
     *done*: changes that a peer source has made.
     """
     session, mapped = table.session, table.mapped
-    peers = await read_peers(session, command.place, target, changes)
+    is_shared = target.is_shared(mapped.mapping)
+    peers = await read_peers(session, command.place, changes) if is_shared else PeerSources()
     made = [change for change in changes if change not in ignored and change not in done]
     labels: dict[str, list[str]] = {}
     if mapped.mapping.type is TableType.HISTORY:

@@ -61,7 +61,7 @@ class Objects:
             await read_places(self._target, mappings),
             self._definition,
             (await read_at_target(self._target, [relation.oid]))[relation.oid],
-            peers=peers if place.has_sid else (),
+            peers=peers if relation.is_shared(place.mapping) else (),
             taken=await read_taken(self._target, place.mapping.target, names),
             limits=TargetLimits(
                 self._target.server_version, acts=not await may_replace_role(self._target)

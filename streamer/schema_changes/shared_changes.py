@@ -14,7 +14,6 @@ from streamer.bookkeeping.relation_definitions import read_others, read_unchange
 from streamer.mapping.rule_options import DdlKind
 from streamer.schema.indexes_constraints_types import TypeChange
 from streamer.schema.source_definition import AnyChange, SourceDefinition
-from streamer.schema.target_relation import TargetRelation
 from streamer.target.connection import TargetConnection
 
 _MADE_FOR_ALL: Final = frozenset({DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE})
@@ -42,11 +41,10 @@ class PeerSources:
 async def read_peers(
     session: TargetConnection,
     place: DdlPlace,
-    target: TargetRelation,
     changes: Sequence[AnyChange],
 ) -> PeerSources:
-    """Return the definitions of the peers at *target*, which may wait to make *changes*."""
-    peers = await read_others(session, place.relation_id) if target.has_sid else []
+    """Return the definitions of the peers of a shared table, which may wait to make *changes*."""
+    peers = await read_others(session, place.relation_id)
     if not peers:
         return PeerSources()
     words = [str(change) for change in changes]

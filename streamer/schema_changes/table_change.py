@@ -127,7 +127,8 @@ class TableChange:
     async def _lock(self, changes: Sequence[AnyChange]) -> TargetRelation:
         """Return the target's table, and lock the table's definition against all sessions."""
         name = self._table.mapped.mapping.target
-        if self._table.mapped.mapping.sid is not None:
+        mapping = self._table.mapped.mapping
+        if mapping.sid is not None or mapping.rule.is_disjoint:
             await lock_definition(self._target, name)
         await hold_plans(self._target, name)
         if _uses_types(changes):
@@ -236,7 +237,8 @@ class TableChange:
         )
         # The last of several tenants drops the former column together with its indexes and
         # constraints.
-        may_lose = target.has_sid and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)
+        is_shared = target.is_shared(self._table.mapped.mapping)
+        may_lose = is_shared and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)
         names = target.object_names if may_lose else frozenset()
         # The operator has read the expressions. With `ddl skip`, only the remaining changes are
         # made.
@@ -327,7 +329,7 @@ class TableChange:
             state="skipped" if self._decision.state == SKIP else "applied",
         )
         place = self._command.place
-        if target.has_sid:
+        if target.is_shared(self._table.mapped.mapping):
             await forget_made(self._target, place)
         if translation.is_for_all:
             await put_made(self._target, place, self._command.message.query, words)

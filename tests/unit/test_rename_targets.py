@@ -199,6 +199,10 @@ def test_a_table_whose_rows_would_get_another_sid_does_not_follow() -> None:
     obstacle = follow(source_mapping(rules=[rule]), away, "public")
     assert isinstance(obstacle, Obstacle)
     assert "{'old.t': {target: 'public.a', sid: 'tenant_a'}}" in obstacle.hint
+    shared = replace(away, sid=None, is_disjoint=True)
+    obstacle = follow(source_mapping(rules=[rule]), shared, "public")
+    assert isinstance(obstacle, Obstacle)
+    assert "{'old.t': {target: 'public.a', keys: disjoint}}" in obstacle.hint
     kept = table_rule("old.t", target="a")
     obstacle = follow(source_mapping(rules=[rule, kept]), away, "public")
     assert isinstance(obstacle, Obstacle)

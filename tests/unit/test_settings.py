@@ -336,10 +336,26 @@ def test_columns_of_versions_need_names_of_their_own(
         static_mapping.load(file)
 
 
+@pytest.mark.parametrize("more", ["keys: disjoint", 'sid: "{table}"'])
+def test_captured_definitions_of_a_shared_table_need_consistency_by_table(
+    tmp_path: Path, more: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    rule = f'"orders_*": {{target: orders, {more}}}'
+    text = LEFT_OUT.replace('"*.*": {target: "*.*"}, orders: {}, bi.kept: {}', rule)
+    text = text.replace("- database: shop", "- database: shop\n  ddl: capture")
+    file.write_text(text)
+    static_mapping.load(file)
+    file.write_text(f"{text}consistency: transaction\n")
+    with pytest.raises(MappingError, match="would wait for other tables with its target"):
+        static_mapping.load(file)
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ("type: append", r"type: `keys: disjoint` excludes"),
+        ("type: append", r"type: `keys: disjoint` excludes .* a deleted row keeps its key"),
+        ("type: history", r"type: `keys: disjoint` excludes .* a key has many versions"),
         ('sid: "{table}"', r"sid: `keys: disjoint` excludes"),
         ("filter: id > 1", r"filter: `keys: disjoint` excludes"),
         ("copy_where: id > 1", r"copy_where: `keys: disjoint` excludes"),

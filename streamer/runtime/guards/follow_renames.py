@@ -66,7 +66,14 @@ def find_renamed(
     """Return the relations of *records* whose tables have new names. Pure."""
     fingerprints = {name: record.publication_membership for name, record in records.items()}
     return [
-        Renamed(record.relation_id, former, parse_name(record.target), now, record.row_sid)
+        Renamed(
+            record.relation_id,
+            former,
+            parse_name(record.target),
+            now,
+            record.row_sid,
+            record.disjoint,
+        )
         for former, now in renamed(fingerprints, publications).items()
         if (record := records[former])
     ]

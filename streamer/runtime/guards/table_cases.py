@@ -354,5 +354,6 @@ class TableCases:
 
 
 def _renamed(mapped: MappedRelation, name: RelationName) -> Renamed:
-    mapping = mapped.mapping
-    return Renamed(mapped.relation_id, mapping.source, mapping.target, name, mapping.sid)
+    mapping, is_disjoint = mapped.mapping, mapped.mapping.rule.is_disjoint
+    names = mapping.source, mapping.target, name
+    return Renamed(mapped.relation_id, *names, mapping.sid, is_disjoint)

@@ -181,7 +181,7 @@ class DefinitionTranslator:
 
     @property
     def _is_shared(self) -> bool:
-        return self._sid is not None
+        return self._target.is_shared(self._mapping)
 
     def translate(self, changes: Sequence[ColumnChange]) -> Translation:
         """Return the statements for *changes*, in order.
@@ -284,14 +284,21 @@ class DefinitionTranslator:
         is_older = present is not None and not present.is_generated
         if self._is_shared and (column.constant is not None or is_older):
             more = f" and {quote_identifier(name)} is not null" if column.constant is None else ""
-            statements.append(self._update_own(name, column.constant or "null") + more)
+            updates = self._update_own(name, column.constant or "null", result)
+            statements += [update + more for update in updates]
         return statements
 
-    def _update_own(self, name: str, value: str) -> str:
-        """Return the statement that gives a column a value in the rows of this tenant."""
-        table, sid = self._alter.removeprefix("alter table "), quote_literal(self._sid or "")
+    def _update_own(self, name: str, value: str, result: Translation) -> list[str]:
+        """Return the statement that gives a column a value in the rows of this tenant.
+
+        Without a sid, no statement finds these rows, so a copy finds them by their keys.
+        """
+        if self._sid is None:
+            result.fill(name, f'column "{name}" changes only in the rows of this table')
+            return []
+        table, sid = self._alter.removeprefix("alter table "), quote_literal(self._sid)
         assigned = f"{quote_identifier(name)} = {value}"
-        return f"update {table} set {assigned} where {quote_identifier(SID)}::text = {sid}"
+        return [f"update {table} set {assigned} where {quote_identifier(SID)}::text = {sid}"]
 
     def _replace(self, name: str, column: DefinedColumn, present: str) -> list[str]:
         """Return the statement that drops a column whose type differs from the type of new
@@ -381,7 +388,8 @@ class DefinitionTranslator:
         quoted, now = quote_identifier(former), quote_identifier(name)
         is_shared_name = self._is_shared and self._peers_have(former)
         if is_shared_name or (self._is_shared and name in self._columns):
-            return self._move(old, after, former, name, is_last=not is_shared_name)
+            is_last = not is_shared_name
+            return self._move(old, after, (former, name), result, is_last=is_last)
         dropped = []
         if name in self._columns:  # left by `ignore`, kept by a history, or added by an operator
             if self._is_history:
@@ -397,12 +405,19 @@ class DefinitionTranslator:
         return [*dropped, f"{self._alter} rename column {quoted} to {now}"]
 
     def _move(
-        self, old: DefinedColumn, after: DefinedColumn, former: str, name: str, *, is_last: bool
+        self,
+        old: DefinedColumn,
+        after: DefinedColumn,
+        names: tuple[str, str],
+        result: Translation,
+        *,
+        is_last: bool,
     ) -> list[str]:
         """Return the statements that move this tenant's values to the renamed column.
 
-        *is_last*: no peer has the former column.
+        *names*: the target's former and new name. *is_last*: no peer has the former column.
         """
+        former, name = names
         if not is_last:
             self._refuse_users(former)
             if former in self._target.primary_key:
@@ -417,7 +432,7 @@ class DefinitionTranslator:
         column = replace(after, type=old.type, collation=old.collation)
         statements = self._make_room(name, column)
         if not after.generated:
-            statements.append(self._update_own(name, quote_identifier(former)))
+            statements += self._update_own(name, quote_identifier(former), result)
         if not is_last:
             return [*statements, *self._drop_not_null(former)]
         del self._columns[former]

@@ -88,7 +88,9 @@ class PartitionTranslator:
         name = change.partition.full_name
         if change.kind is DdlKind.ATTACH_PARTITION:
             return f'partition "{name}" cannot be made at the target: {reason}'
-        resync = command("resync", str(self._mapping.source), "--mode", "diff")
+        # A copy of differing rows deletes no row of a target with disjoint keys.
+        mode = () if self._mapping.rule.is_disjoint else ("--mode", "diff")
+        resync = command("resync", str(self._mapping.source), *mode)
         return (
             f'the rows of partition "{name}", which the source detached or dropped, cannot be '
             f"found at the target: {reason}; skip this change, and `{resync}` removes them"
@@ -145,7 +147,8 @@ class PartitionTranslator:
     @property
     def _is_alone(self) -> bool:
         """Whether the target contains only the partitions of this source."""
-        return self._sid is None and self._mapping.type is TableType.CLONE
+        is_shared = self._target.is_shared(self._mapping)
+        return not is_shared and self._mapping.type is TableType.CLONE
 
     def _detach(self, change: PartitionChange, *, brings_rows: bool) -> list[str]:
         partition = change.partition
@@ -159,6 +162,8 @@ class PartitionTranslator:
             return [f"alter table {table} detach partition {name}"]
         if brings_rows or self._mapping.type is TableType.APPEND:
             return []
+        if self._mapping.rule.is_disjoint:
+            raise UnclearPartitionError("rows of other tables may be within its bounds")
         return [self._remove(self._rows(change).condition)]
 
     def _rows(self, change: PartitionChange) -> PartitionRows:
