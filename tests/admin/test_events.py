@@ -22,6 +22,7 @@ class Source:
         self.source = SimpleNamespace(label=label)
         self.health = Health("streaming")
         self.retained_wal_bytes = 56
+        self.runs_elsewhere = True  # the charts read no samples
 
     @property
     def condition(self) -> tuple[str, ErrorReport | None]:
