@@ -213,6 +213,15 @@ async def remove_relation(session: Executor, relation_id: int) -> None:
     await RELATIONS.delete(session, "where id = $1", relation_id)
 
 
+async def remove_dropped(session: Executor, relation_id: int) -> None:
+    """As `remove_relation`, for a table that the source dropped.
+
+    Lost changes of the dropped table do not concern a later table with the same name.
+    """
+    await RELATIONS.set(session, relation_id, {"needs_resync": False})
+    await remove_relation(session, relation_id)
+
+
 async def remove_relations(session: Executor, source_id: int) -> None:
     """Remove all relations of a source, and its former relations."""
     await forget_former(session, source_id)

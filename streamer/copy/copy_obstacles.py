@@ -7,8 +7,9 @@ from typing import Final
 from streamer.errors.error_classes import SyncError, TargetSchemaError
 from streamer.errors.remedies import Remedy, at_source
 from streamer.mapping.relation_names import RelationName
-from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.postgres.quoting import quote_identifier
 from streamer.source.catalog import SourceRelation, SourceServer
+from streamer.source.copy_grants import select_sql, usage_sql
 from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 
 OCCUPIED_WORDS: Final = (
@@ -27,29 +28,21 @@ def find_unusable_namespace(relation: SourceRelation, role: str) -> Iterator[Syn
         )
 
 
-def usage_sql(namespace: str, role: str) -> str:
-    """Return the statement that lets *role* use a schema."""
-    return f"grant usage on schema {quote_identifier(namespace)} to {quote_identifier(role)}"
-
-
 def find_unreadable(relation: SourceRelation, role: str) -> Iterator[SyncError]:
     """Yield the reasons why *role* cannot read a table, or cannot read all rows. Pure."""
-    quoted = quote_identifier(role)
     if relation.row_security:
         yield SyncError(
             f'row level security would hide rows of "{relation.name}" from the copy',
             hint=Remedy.of(
                 "run at the source: ",
-                at_source(f"alter role {quoted} bypassrls"),
+                at_source(f"alter role {quote_identifier(role)} bypassrls"),
                 "; or make that role the table's owner",
             ),
         )
     if not relation.selectable:
-        table = quote_qualified(relation.name.namespace, relation.name.name)
-        grant = f"grant select on {table} to {quoted}"
         yield SyncError(
             f'"{relation.name}" cannot be read by role "{role}"',
-            hint=Remedy.of("run at the source: ", at_source(grant)),
+            hint=Remedy.of("run at the source: ", at_source(select_sql(relation.name, role))),
         )
 
 

@@ -329,7 +329,7 @@ class TableGoneError(SourceError):
 
 
 class UnpublishedError(SourceError):
-    """A table was not published all the time, or its publication loses changes."""
+    """A table was not published all the time, or its publication loses changes or is gone."""
 
     code = "unpublished"
     runbook = "table-gone"

@@ -166,6 +166,10 @@ EVERY_TABLE: Final = "*.*"
 def resync_source(
     tables: Iterable[object], *options: str, database: str, sid: str | None
 ) -> Remedy:
-    """Return the remedy of an error that loses changes of *tables*, all of one source."""
+    """Return the remedy of an error that loses changes of *tables*, all of one source.
+
+    *options*: the option that accepts a gap in the past of tables, if any table keeps its past.
+    """
     again = run("resync", EVERY_TABLE, *options, database=database, sid=sid)
-    return Remedy.of(f"{need_resync(tables)}; run: ", again)
+    gap = "; the past of history and append tables gets a gap" if options else ""
+    return Remedy.of(f"{need_resync(tables)}{gap}; run: ", again)

@@ -7,7 +7,7 @@ before its COMMIT leaves the record, and the next start finds the table missing 
 from typing import Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
-from streamer.bookkeeping.registered_relations import remove_relation
+from streamer.bookkeeping.registered_relations import remove_dropped
 from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import quote_identifier
@@ -47,6 +47,6 @@ async def forget_dropped(
                     f" where {history.is_open()} and {condition}",
                     *values,
                 )
-            await remove_relation(connection, relation_id)
+            await remove_dropped(connection, relation_id)
             failpoint("drop.forgetting")
         failpoint("drop.forgotten")

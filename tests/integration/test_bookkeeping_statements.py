@@ -240,6 +240,19 @@ async def test_a_relation_that_returns_is_as_it_was_unless_its_source_moved_on(
     assert same == before
 
 
+async def test_a_table_that_returns_after_a_drop_needs_no_request(books: Bookkeeping) -> None:
+    source_id, relation_id = await add_relation(books)
+    await copies.fill_directly(books, [relation_id])
+    await relation_states.require_resync(books, relation_id, ERROR)
+    async with books.transaction() as target:
+        await registered_relations.remove_dropped(target, relation_id)
+    names = {"public.t": ("public.t", None)}
+    await unmapped_relations.restore_records(books, source_id, names, may_resume=True)
+    (after,) = await relation_records.read_relation_records(books)
+    assert (after.state, after.error, after.needs_resync) == ("init", None, False)
+    assert after.owns_rows
+
+
 async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
     source_id, relation_id = await add_relation(books)
     part = CopyPart(relation_id, 1, 0, "a part", "", "", "", "", 100, "", "", (), (), "")

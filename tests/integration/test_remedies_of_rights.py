@@ -11,7 +11,7 @@ import pytest
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.remedies import Operator, remedy_of
 from tests.support.runbooks import run_block
-from tests.support.streamer import MakeStreamer
+from tests.support.streamer import MakeStreamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -75,6 +75,92 @@ async def test_rights_at_the_source_let_each_table_go_on(
                 assert_same(source, target, name)
     finally:
         source.execute(f"reassign owned by {reader}_group to postgres; drop role {reader}_group")
+
+
+async def test_a_table_that_comes_back_names_all_statements_at_once(
+    reader: str, source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """The role owned tables that the application dropped, and gets no right to the new tables."""
+    source.execute(f"alter role {reader} replication")
+    names = ("kept", "early", "wanted")
+    for name in names:
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+        source.execute(f"alter table {name} owner to {reader}")
+    again = "create table {0} (id int primary key); insert into {0} values (2)"
+    soon = "discovery_interval: 0.5"
+    async with stream('"k*": {}\nearly:\nwanted:', settings=soon) as streamer:
+        operator = Operator(streamer.path, source, target)
+        await streamer.caught_up(SECONDS)
+        source.execute("drop table kept, early, wanted")
+        for name in names:
+            await remedy_of(streamer, f"public.{name}", "no longer exists at the source")
+        # WHEN an operator gives up two tables, of which one exists again, and wants the third
+        source.execute(again.format("early"))
+        keep = "{on_table_dropped: keep}"
+        rules = f'"k*": {keep}\nearly: {keep}\nwanted:'
+        write_config(streamer.path, source, target, rules, settings=soon)
+        await streamer.apply()
+
+        async def has_left() -> bool:
+            tables = (await streamer.status())["tables"]
+            return "public.kept" not in [table["source"] for table in tables]
+
+        await streamer.eventually(has_left, SECONDS)
+        for name in ("kept", "wanted"):
+            source.execute(again.format(name))
+        await streamer.ask("resync", "public.wanted")
+        # THEN the next error of each table has all statements, as `check` has
+        remedies = {}
+        for name in names:
+            words = f"must be owner of table {name}"
+            remedy = remedies[name] = await remedy_of(streamer, f"public.{name}", words)
+            assert [sql for step in remedy.sql for sql in step.statements] == [
+                f'alter publication "streamer_shop" add table only "public"."{name}"',
+                f'grant select on "public"."{name}" to "{reader}"',
+            ]
+        shown = await asyncio.to_thread(run_block, streamer.path, "source-unreachable#1", code=1)
+        added = ", ".join(f'only "public"."{name}"' for name in sorted(names))
+        assert f'alter publication "streamer_shop" add table {added}' in shown, shown
+        assert shown.count("grant select on") == 3, shown
+        # THEN each table goes on without a request
+        for name, remedy in remedies.items():
+            await operator.follow(remedy)
+            await streamer.table_state(f"public.{name}", "ready", SECONDS)
+            source.execute(f"insert into {name} values (3)")
+        await streamer.caught_up(SECONDS)
+        for name in names:
+            assert_same(source, target, name)
+
+
+@pytest.mark.follows("runtime.guards.reconcile:_advise_creation")
+async def test_lost_publications_name_the_statements_for_an_administrator(
+    reader: str, source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(
+        f"alter role {reader} replication; revoke create on database {source.name} from {reader};"
+        "create table t (id int primary key); create table past (id int primary key, v int);"
+        f"insert into past values (1, 1); grant select on t, past to {reader}"
+    )
+    async with stream("t:\npast: {type: history}") as streamer:
+        operator = Operator(streamer.path, source, target)
+        await operator.follow(await remedy_of(streamer, None, "permission denied for database"))
+        await streamer.caught_up(SECONDS)
+        source.execute("drop publication streamer_shop, streamer_shop_ins")
+        remedy = await remedy_of(streamer, None, "were dropped by another session")
+        assert (await streamer.status())["runbook"] == "/help/runbooks/table-gone"
+        created = [sql for step in remedy.sql for sql in step.statements]
+        assert [sql.split()[:3] for sql in created] == [
+            ["create", "publication", f'"streamer_shop{end}"'] for end in ("", "_ins")
+        ]
+        assert "the past of history and append tables gets a gap" in str(remedy)
+        shown = await asyncio.to_thread(run_block, streamer.path, "table-gone#1", code=1)
+        assert all(sql in shown for sql in created), shown
+        await operator.follow(remedy)
+        await streamer.caught_up(SECONDS)
+        source.execute("insert into t values (2); update past set v = 2")
+        await streamer.caught_up(SECONDS)
+        assert_same(source, target, "t")
+        assert target.execute("select v from past order by kvsz_id") == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("capture", ["capture", "off"])

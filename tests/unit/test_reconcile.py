@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamer.errors.error_classes import SourceDivergedError, SourceRejectedError, StreamerError
+from streamer.errors.error_classes import SourceRejectedError, StreamerError, UnpublishedError
 from streamer.mapping.relation_names import RelationName, parse_name
 from streamer.mapping.rule_options import OnTableDropped, TableType
 from streamer.mapping.rules import RelationMapping
@@ -136,6 +136,7 @@ OTHER = World(publication(fingerprint="8"), identity=identity("id", oid=2), oids
 """A new table has the name."""
 KEEP, CLOSE = OnTableDropped.KEEP, OnTableDropped.CLOSE
 WHILE_COPYING = "copy: the application replaced it during its copy"
+SUCCEEDED = "copy: its table was dropped, and another table has the name"
 RELISTED = 'its publication did not send column "v"'
 CHANGED = "its replica identity has changed"
 RETURNED = "copy: it was not published while the mapping lacked the table"
@@ -311,6 +312,22 @@ CASES: dict[str, tuple[World, str, str]] = {
     "a stopped table": (World(table=ASIDE), "", ""),
     "a stopped table that is unpublished": (World(ABSENT, table=ASIDE), "", ""),
     "a stopped table that is gone": (replace(GONE, table=ASIDE), "", ""),
+    "a stopped table that is replaced": (replace(OTHER, table=ASIDE), "", ""),
+    "a stopped table that is replaced, and may be": (
+        replace(OTHER, published=ABSENT, dropped=KEEP, table=ASIDE),
+        SUCCEEDED,
+        SUCCEEDED,
+    ),
+    "a stopped table that is replaced by a table that the role may not publish": (
+        replace(OTHER, published=ABSENT, dropped=KEEP, refused=REFUSED, table=ASIDE),
+        SUCCEEDED,
+        f"{SUCCEEDED}, but source_auth",
+    ),
+    "a stopped table whose name a renamed table left": (
+        replace(OTHER, dropped=KEEP, oids=frozenset({1, 2}), table=ASIDE),
+        "",
+        "",
+    ),
     "a stopped table with an identity again": (
         World(ABSENT, INSERTS, table={**ASIDE, "last": WITHOUT_KEY}),
         "",
@@ -415,6 +432,12 @@ def test_a_second_plan_finds_nothing_more_to_change(name: str) -> None:
         (World(ABSENT), False, LAST),
         (World(ABSENT, table=ASIDE), False, LAST),
         (World(publication(T, fingerprint="8")), True, LAST),
+        # A new table has the name of the stopped table, whose rule lets the new table follow.
+        (
+            replace(OTHER, published=ABSENT, dropped=KEEP, table=ASIDE),
+            True,
+            LastPublished("1.1/", "key id", 2),
+        ),
         # To gain an identity helps later.
         (World(identity=KEYLESS), True, replace(LAST, identity="none")),
         (World(identity=KEYLESS, later_identity=KEYED), True, replace(LAST, identity="none")),
@@ -455,9 +478,36 @@ def test_streamer_forgets_a_fingerprint_before_it_changes_a_list() -> None:
 
 
 def test_a_lost_publication_ends_the_stream() -> None:
-    with pytest.raises(SourceDivergedError, match="were dropped by another session"):
+    with pytest.raises(UnpublishedError, match="were dropped by another session"):
         World(replace(PUBLISHED, fingerprint="8.1")).run()
     assert World(replace(PUBLISHED, fingerprint="8.1"), table=ASIDE).run()[1].cases == {}
+
+
+@pytest.mark.parametrize("may_create", [True, False])
+def test_a_lost_publication_names_the_statements_that_the_role_may_not_run(
+    may_create: bool,
+) -> None:
+    world = World(type=TableType.HISTORY)
+    state = replace(world.state(KEYED, publication(inserts=True)), may_create=may_create)
+    with pytest.raises(UnpublishedError) as caught:
+        reconcile(state, [MappedTable(world.mapping, LAST, oid=1, is_in_sync=True)], SOURCE)
+    remedy = caught.value.remedy
+    assert remedy is not None
+    statements = [statement for sql in remedy.sql for statement in sql.statements]
+    if may_create:
+        assert statements == []
+    else:
+        (created,) = statements
+        assert created.startswith('create publication "streamer_shop" for table only "public"."t"')
+    assert "the past of history and append tables gets a gap; run: " in str(remedy)
+
+
+@pytest.mark.parametrize(("kind", "gap"), [(TableType.CLONE, ""), (TableType.APPEND, "its past")])
+def test_a_table_that_stops_says_why_it_needs_a_copy(kind: TableType, gap: str) -> None:
+    case = replace(GONE, type=kind).run()[1].cases[T]
+    assert case.error is not None
+    assert "create the table again; then run, because changes may be missing" in case.error.text
+    assert ("leaves a gap in its past: streamer" in case.error.text) is bool(gap)
 
 
 def test_a_name_that_gets_another_table_meanwhile_waits_for_the_next_plan() -> None:

@@ -51,7 +51,7 @@ from streamer.source.slot_and_publications.publication import (
 
 
 def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> PublicationPlan:
-    """Return the plan with which `run` would begin. Raises SourceDivergedError."""
+    """Return the plan with which `run` would begin. Raises UnpublishedError."""
     server = facts.server
     assert server is not None
     identities = {name: relation.identity for name, relation in facts.relations.items()}

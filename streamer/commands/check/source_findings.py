@@ -33,13 +33,14 @@ from streamer.commands.check.source_facts import (
 )
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.control.resync_options import after_loss
-from streamer.copy.copy_obstacles import find_unreadable, usage_sql
+from streamer.copy.copy_obstacles import find_unreadable
 from streamer.errors.error_classes import (
     SlotInvalidatedError,
     SlotMissingError,
     SourceDatabaseError,
     SourceDivergedError,
     SourceOldPrimaryError,
+    UnpublishedError,
 )
 from streamer.errors.remedies import resync_source
 from streamer.mapping.rule_options import Initial, OnError, OnMaxRetainedWal
@@ -50,6 +51,7 @@ from streamer.report.problems import Severity
 from streamer.runtime.guards.reconcile import PublicationPlan
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history, find_unready
 from streamer.source.connection import names_several_hosts
+from streamer.source.copy_grants import usage_sql
 from streamer.source.server.primaries_after_failover import require_successor
 from streamer.source.slot_and_publications.ownership import obstacle, takeover_remedy, unproven_rows
 from streamer.source.slot_and_publications.slot import require_position
@@ -94,7 +96,7 @@ def check_source(
     findings += check_position(facts, target)
     try:
         plan = plan_publications(facts, target)
-    except SourceDivergedError as exc:
+    except UnpublishedError as exc:
         findings.append(from_error(place, exc))
         plan = plan_publications(facts, None)
     if facts.mappings and not is_survey:

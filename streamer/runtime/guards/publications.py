@@ -41,7 +41,11 @@ from streamer.source.guarded_identities import (
     read_present_oids,
 )
 from streamer.source.replica_identity import NONE
-from streamer.source.slot_and_publications.publication import ensure_publications, read_publications
+from streamer.source.slot_and_publications.publication import (
+    ensure_publications,
+    may_create_publications,
+    read_publications,
+)
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import EVERYTHING
 
@@ -84,7 +88,8 @@ async def read_state(
             oids |= await read_present_oids(plain, stored)
         unusable = [identity for identity in identities.values() if not identity.is_usable]
         candidates = await read_candidates(plain, unusable)
-    return SourceState(publications, identities, oids, version, captures, candidates)
+        may_create = await may_create_publications(plain, source, publications, identities.values())
+    return SourceState(publications, identities, oids, version, captures, candidates, may_create)
 
 
 def last_published(record: RelationRecord) -> LastPublished:
@@ -156,7 +161,7 @@ class Publishing:
     async def reconcile(self, plain: Connection) -> Reconciled:
         """Publish every relation as its identity allows; return the consequences for each.
 
-        This method stores the consequences before it returns. Raises SourceDivergedError when a
+        This method stores the consequences before it returns. Raises UnpublishedError when a
         publication in use is gone, and SourceRejectedError.
         """
         async with self._lock:

@@ -7,7 +7,8 @@ plan has a case for each table that does not continue as before:
   the new key in order.
 - *copy*: the table can become ready again, but only after a copy. The table gained a replica
   identity, or identities of partitions changed, whose order is unknown. Or the application dropped
-  and re-created the table during its copy, or its column list lacked a column.
+  and re-created the table during its copy, or its column list lacked a column. Or the application
+  re-created a stopped table whose `on_table_dropped` is not `stop`.
 - *copy at a point*: a copy of a table that keeps its past. The target applies the table's changes
   up to the point of the copy.
 - *stop*: changes are missing, or will be. The table waits in state ``error`` for an operator. A
@@ -28,13 +29,12 @@ from dataclasses import dataclass, field, replace
 from streamer.control.resync_options import after_loss, has_own_past
 from streamer.errors.error_classes import (
     IdentityLostError,
-    SourceDivergedError,
     StreamerError,
     TableGoneError,
     UnpublishedError,
 )
 from streamer.errors.error_reports import ErrorReport
-from streamer.errors.remedies import Command, Remedy, resync_source, run
+from streamer.errors.remedies import Command, Remedy, at_source, resync_source, run
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import OnTableDropped
 from streamer.mapping.rules import RelationMapping, SourceMapping
@@ -69,6 +69,8 @@ class SourceState:
     """The source reports changes of definitions in its stream."""
     candidates: Candidates = field(default_factory=dict)
     """The possible keys of tables without a usable identity."""
+    may_create: bool = True
+    """streamer's role may create missing publications of the tables."""
 
     def identity_remedy(self, identity: RelationIdentity) -> Remedy | None:
         """Return the statements that give a table a usable identity; None for a usable identity."""
@@ -227,7 +229,7 @@ def reconcile(
 ) -> PublicationPlan:
     """Return the part of the plan for *tables* that does not depend on changed publications.
 
-    Raises SourceDivergedError when a publication in use is gone.
+    Raises UnpublishedError when a publication in use is gone.
     """
     tables = list(tables)
     _require_publications(state, tables, source)
@@ -288,8 +290,10 @@ def _find_members(
     """
     names = dict.fromkeys(case.name for case in cases.values() if case.name is not None)
     for table in tables:
-        is_stopped = table.name in cases and cases[table.name].fate is Fate.STOP
-        if not (is_stopped or table.is_set_aside) or any(
+        case = cases.get(table.name)
+        fate = None if case is None else case.fate
+        is_stopped = fate is Fate.STOP or (table.is_set_aside and fate is not Fate.COPY)
+        if not is_stopped or any(
             publication.has(table.name) for publication in state.publications.values()
         ):
             names[table.name] = None
@@ -297,7 +301,7 @@ def _find_members(
 
 
 def _require_publications(
-    state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
+    state: SourceState, tables: Sequence[MappedTable], source: SourceMapping
 ) -> None:
     """Refuse to stream without a publication: the slot needs the publication to decode the WAL."""
     oids = {publication.oid for publication in state.publications.values()}
@@ -309,16 +313,33 @@ def _require_publications(
         and table.last.fingerprint.partition(".")[0] not in oids
     ]
     if lost:
-        raise SourceDivergedError(
+        again = resync_source(
+            [table.name for table in lost],
+            *after_loss(table.mapping.type for table in lost),
+            database=source.database,
+            sid=source.sid,
+        )
+        raise UnpublishedError(
             f'publications of source "{source.label}" were dropped by another session, '
             "so changes may be missing",
-            hint=resync_source(
-                [table.name for table in lost],
-                *after_loss(table.mapping.type for table in lost),
-                database=source.database,
-                sid=source.sid,
-            ),
+            hint=Remedy.of(_advise_creation(state, tables, source), again),
         )
+
+
+def _advise_creation(
+    state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
+) -> Remedy | None:
+    """Return the statements that create the missing publications, unless streamer may run them."""
+    if state.may_create:
+        return None
+    present = [table for table in tables if table.name in state.identities]
+    identities = [state.identities[table.name] for table in present]
+    mappings = [table.mapping for table in present]
+    lists = column_lists(mappings, identities, state.publications.values(), state.version)
+    members = WantedMembers(identities, mappings, lists)
+    changes = publication_changes(source, members, state.publications, state.version)
+    statements = at_source(*changes.needed)
+    return Remedy.of("have an administrator run at the source: ", statements, "; ")
 
 
 def _find_departed(state: SourceState, tables: Sequence[MappedTable]) -> dict[RelationName, Case]:
@@ -367,14 +388,27 @@ def _is_replaced(table: MappedTable, state: SourceState) -> bool:
     )
 
 
+def _is_succeeded(table: MappedTable, state: SourceState) -> bool:
+    """Whether a new table has the name of a dropped table, whose rule lets the new table follow."""
+    if table.mapping.rule.on_table_dropped is OnTableDropped.STOP:
+        return False
+    former, root = table.last.oid, state.root(table.name)
+    return None not in (former, root) and former != root and former not in state.oids
+
+
 def _judge_membership(
     table: MappedTable,
     state: SourceState,
     identity: RelationIdentity | None,
     source: SourceMapping,
 ) -> Case | None:
-    """Return the case of a relation in sync if the stream may lack its changes; None otherwise."""
+    """Return the case of a relation in sync if the stream may lack its changes; None otherwise.
+
+    A stopped table gets a case if `on_table_dropped` says that a new table replaces it.
+    """
     error: StreamerError
+    if table.is_set_aside and _is_succeeded(table, state):
+        return Case(Fate.COPY, "its table was dropped, and another table has the name")
     if not table.is_in_sync:
         return None
     if identity is None and table.mapping.rule.is_disjoint:
@@ -570,12 +604,14 @@ def _judge_reason(
     reason: StreamerError | PublicationFault | None,
     source: SourceMapping,
 ) -> Case | None:
-    if reason is None or table.is_set_aside:
+    if reason is None:
         return case
     fault = reason if isinstance(reason, PublicationFault) else None
     error = reason.error() if isinstance(reason, PublicationFault) else reason
     if case is not None and case.fate is Fate.COPY:
         return replace(case, error=ErrorReport.of(error), fault=fault)
+    if table.is_set_aside:
+        return case
     if case is not None and case.fate is Fate.STOP and not isinstance(error, UnpublishedError):
         return case
     # a fault of the publication replaces the error of a table that stops for missing changes
@@ -642,8 +678,10 @@ def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) 
     is_gone = isinstance(error, TableGoneError)
     # A resync publishes the table, or names the SQL that an owner must run first.
     first = error.remedy or ("create and publish the table" if is_gone else None)
-    then = "; changes may be missing, so then" if first else "changes may be missing, so"
-    remedy = Remedy.of(first, f"{then} run: ", _resync_command(mapping, source))
+    gap = ", which leaves a gap in its past" if has_own_past(mapping.type) else ""
+    reason = f"changes may be missing{gap}"
+    then = f"; then run, because {reason}: " if first else f"{reason}, so run: "
+    remedy = Remedy.of(first, then, _resync_command(mapping, source))
     report = ErrorReport(f"{error.message}; {remedy}", error.code, remedy)
     return Case(Fate.STOP, error=report)
 

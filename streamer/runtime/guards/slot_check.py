@@ -27,6 +27,7 @@ from streamer.errors.error_classes import (
     SourceConnectionError,
     SourceDivergedError,
     SourceError,
+    UnpublishedError,
 )
 from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy, resync_source, then_resync
@@ -321,13 +322,13 @@ class SlotCheck:
             hint=self._resync_hint(self._synced()),
         )
 
-    def lost_publication(self, error: SlotMissingError) -> SlotMissingError:
-        """Return *error*, of a source that cannot decode without a publication, with its remedy.
+    def lost_publication(self, error: SlotMissingError) -> UnpublishedError:
+        """Return the error for *error*, of a source that cannot decode without a publication.
 
         A new publication does not help, because the source reads the catalog as of each change.
         """
-        error.remedy = self._resync_hint(self._synced() or self._relations)
-        return error
+        hint = self._resync_hint(self._synced() or self._relations)
+        return UnpublishedError(error.message, hint=hint)
 
     def _resync_hint(self, relations: Iterable[MappedRelation]) -> Remedy:
         lost = list(relations)

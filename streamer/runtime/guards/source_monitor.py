@@ -63,7 +63,8 @@ class SourceMonitor:
     async def run(self, on_check: Callable[[], None]) -> None:
         """Check until cancelled; call *on_check* after each check.
 
-        Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, SourceConnectionError.
+        Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, UnpublishedError,
+        SourceConnectionError.
         """
         digest: str | None = None
         source, relations, cases = self._tables.source, self._tables.relations, self.cases

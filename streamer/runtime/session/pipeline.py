@@ -305,6 +305,7 @@ class Pipeline:
                 mappings = [mapped.mapping for mapped in tables.relations]
                 raise await name_large_row(self._source, mappings, exc) from exc
             except SlotMissingError as exc:
+                await session.monitor.cases.publish(())  # names the lost publications
                 raise session.slot_check.lost_publication(exc) from exc
             count = len(burst.payloads)
             if session.timeline_monitor is not None and (count or burst.wal_end_lsn is not None):

@@ -25,10 +25,12 @@ from streamer.errors.error_classes import (
 )
 from streamer.errors.remedies import Remedy, at_source
 from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.source.capture.ddl_capture import message_table
-from streamer.source.connection import Connection, fetch_all, first_line
+from streamer.source.connection import Connection, fetch_all, fetch_one, first_line
+from streamer.source.copy_grants import read_missing_grants
 from streamer.source.replica_identity import RelationIdentity
 from streamer.source.server.primary_of_standby import primary_hint, writable
 from streamer.source.slot_and_publications.column_lists import NO_LISTS, ColumnLists
@@ -365,6 +367,29 @@ def _publication(row: dict[str, Any]) -> Publication:
     )
 
 
+_MAY_CREATE_SQL: Final = """
+select pg_catalog.has_database_privilege(pg_catalog.current_database(), 'create')
+       and not exists (select from pg_catalog.pg_class c
+                        where c.oid = any (%s::oid[])
+                          and not (pg_catalog.pg_has_role(c.relowner, 'usage')
+                                   and pg_catalog.has_schema_privilege(c.relnamespace, 'usage')))
+       as may_create
+"""
+
+
+async def may_create_publications(
+    connection: Connection,
+    source: SourceMapping,
+    existing: Collection[str],
+    identities: Iterable[RelationIdentity],
+) -> bool:
+    """Whether the role may create the missing publications with all tables of *identities*."""
+    if {source.publication, source.publication_inserts}.issubset(existing):
+        return True
+    oids = [identity.root.oid for identity in identities]
+    return bool((await fetch_one(connection, _MAY_CREATE_SQL, oids))["may_create"])
+
+
 # ---- the wanted state ---------------------------------------------------------------------------
 
 
@@ -611,17 +636,32 @@ async def _ensure_needed(
         end_notice(_SURPLUS, source.label)
     elif not changes.needed:
         give_notice(log.warning, _SURPLUS, source.label, remedy="; ".join(changes.surplus))
-    errors = {}
+    refused: dict[RelationName, tuple[psycopg.Error, list[str]]] = {}
     for identity in membership.identities:
         alone = WantedMembers([identity], lists=membership.lists)
         single = publication_changes(source, alone, existing, version)
         try:
             await _execute(connection, source, single.needed)
         except _FORBIDDEN as exc:
-            errors[identity.name] = _rejected(source, exc, single.needed)
+            refused[identity.name] = exc, single.needed
         except _CHANGING as exc:
             raise _contention(source, exc) from exc
-    return errors
+    grants = await _read_missing_grants(connection, membership, refused) if refused else {}
+    return {
+        table: _rejected(source, exc, [*statements, *grants.get(table, ())])
+        for table, (exc, statements) in refused.items()
+    }
+
+
+async def _read_missing_grants(
+    connection: Connection, membership: WantedMembers, refused: Collection[RelationName]
+) -> dict[RelationName, list[str]]:
+    """Return the GRANTs that the copies of *refused* tables need, so that an administrator gets all
+    statements at once.
+    """
+    uncopied = {m.source for m in membership.mappings if m.rule.initial is Initial.NONE}
+    identities = (i for i in membership.identities if i.name in refused and i.name not in uncopied)
+    return await read_missing_grants(connection, [identity.root.oid for identity in identities])
 
 
 _FORBIDDEN: Final = (
