@@ -238,7 +238,7 @@ def _plan_table(
             str(mapping.source), str(mapping.target), mapping.type.value, action, reason, rows, size
         )
 
-    copies = mapping.rule.initial is Initial.COPY
+    copies = mapping.rule.initial is not Initial.NONE
     if target is None:
         return planned("unknown", "streamer cannot read the target")
     if record is None:
@@ -250,7 +250,7 @@ def _plan_table(
         reason = f"the sid of its rows was {record.row_sid}, and these rows stay"
         return planned("copy" if copies else "stream", reason)
     if record.type != mapping.type.value:
-        return planned("copy", f"its type was {record.type}")
+        return planned("copy" if copies else "change", f"its type was {record.type}")
     rule = mapping.rule
     if record.expressions != rule.expressions_fingerprint and rule.initial is not Initial.NONE:
         columns = columns_alone(record, mapping, relation)
@@ -270,8 +270,11 @@ def _plan_table(
                 "change", "existing rows get the values of columns that the new rule includes"
             )
         return planned("change", "its rule changes")
+    if record.table_state.is_lost:
+        return planned("keep")  # until an operator requests a resync
     if target.needs_copy(facts.source, mapping):
-        return planned("copy" if copies else "stream", "its copy has not finished")
+        begins = target.begins_copy(facts.source, mapping)
+        return planned("copy" if begins else "stream", "its copy has not finished")
     return planned("keep")
 
 

@@ -256,7 +256,7 @@ class CheckReport:
     table_count: int = 0
     is_reachable: bool = True
     copies: "list[PlannedCopies]" = field(default_factory=list)
-    """The first copies that `run` would make, in order."""
+    """The copies that `run` would begin or continue without a further request, in order."""
     roles: dict[str, str | None] = field(default_factory=dict)
     """The role of each source's server: 'primary' or 'standby'; None without an answer."""
     urls: dict[str | None, Secret] = field(default_factory=dict)

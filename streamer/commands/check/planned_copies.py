@@ -1,4 +1,4 @@
-"""The first copies that `run` would make: their order, sizes and times. Pure."""
+"""The copies that `run` would begin or continue: their order, sizes and times. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

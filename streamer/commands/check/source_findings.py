@@ -110,12 +110,18 @@ def check_source(
 
 
 def copied(facts: SourceFacts, target: TargetFacts | None) -> list[RelationMapping]:
-    """Return the tables that `run` would begin with a copy."""
+    """Return the tables of which `run` would begin or continue a copy, without a further request.
+
+    Without *target*, every table counts as new.
+    """
     return [
         mapping
         for mapping in facts.mappings
-        if mapping.rule.initial is not Initial.NONE
-        and (target is None or target.needs_copy(facts.source, mapping))
+        if (
+            mapping.rule.initial is not Initial.NONE
+            if target is None
+            else target.begins_copy(facts.source, mapping)
+        )
     ]
 
 

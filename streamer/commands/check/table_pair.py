@@ -40,7 +40,7 @@ class Pair:
 
     @property
     def needs_copy(self) -> bool:
-        """Whether `run` would begin with a copy of this table, or finish an interrupted copy."""
+        """Whether the target still lacks all or some of the table's rows."""
         return self.target.needs_copy(self.facts.source, self.mapping)
 
     @property

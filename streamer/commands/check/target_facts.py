@@ -183,11 +183,23 @@ class TargetFacts:
         }
 
     def needs_copy(self, source: SourceMapping, mapping: RelationMapping) -> bool:
-        """Whether `run` would begin with a copy of this table, or finish an interrupted copy."""
+        """Whether the target still lacks all or some of the table's rows.
+
+        The table is new, its copy was interrupted, or it waits for an operator's resync.
+        """
         record = self.record(source, mapping)
         if record is None:
             return True
         return record.table_state.need not in (Need.NOTHING, Need.PART)
+
+    def begins_copy(self, source: SourceMapping, mapping: RelationMapping) -> bool:
+        """Whether `run` begins or continues a copy of this table, without a further request."""
+        record = self.record(source, mapping)
+        if record is None:
+            return mapping.rule.initial is not Initial.NONE
+        is_to_mark_synced = mapping.rule.initial is Initial.NONE and not record.declared
+        is_refused = is_to_mark_synced or record.table_state.is_lost
+        return self.needs_copy(source, mapping) and not is_refused
 
 
 async def _judge_renames(
