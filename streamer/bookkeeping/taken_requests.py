@@ -21,7 +21,7 @@ from streamer.bookkeeping.requests import (
     take,
 )
 from streamer.control.resync_options import SKIP_CHANGES, Mode, Resync, has_own_past
-from streamer.control.table_state import Need, State, TableState
+from streamer.control.table_state import ALL_ROWS, Need, State, TableState
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import DefinitionStopError, GapError, MappingError, StreamerError
 from streamer.errors.error_reports import ErrorReport
@@ -73,9 +73,9 @@ async def take_requests(
                         requests += effect
                         is_open = bool(effect)
                 case "resume":
-                    resumed = await _take_resume(connection, request, record)
-                    if resumed is None:
-                        error = _unseen_mass_delete(record, source)
+                    resumed = await _take_resume(connection, request, record, source)
+                    if isinstance(resumed, StreamerError):
+                        error = resumed
                     else:
                         requests.append(resumed)
                         requests += await _take_unfilled(connection, source_id, record.relation_id)
@@ -206,17 +206,20 @@ async def _store(connection: TargetConnection, record: RelationRecord, values: V
 
 
 async def _take_resume(
-    connection: TargetConnection, request: Request, record: RelationRecord
-) -> Request | None:
-    """Store the request to resume; return the effect, or None without an effect.
+    connection: TargetConnection, request: Request, record: RelationRecord, source: SourceMapping
+) -> Request | StreamerError:
+    """Store the request to resume; return the effect, or why the request has no effect.
 
     A request has no effect on a later pause because of a mass delete, which the operator has not
-    seen.
+    seen. After a loss of changes, a resumed table gets a copy, for which a table with its own past
+    needs the operator's consent.
     """
     mass_delete, state = record.mass_delete, record.table_state
+    if state.is_lost and (gap := find_gap(record, ALL_ROWS, source)) is not None:
+        return gap
     if mass_delete is not None and not mass_delete.is_decided:
         if request.options.get("lsn") != str(mass_delete.lsn):
-            return None
+            return _unseen_mass_delete(record, source)
         mass_delete = mass_delete.decide(skips=bool(request.options.get("skip_deletes")))
     if (resumed := state.resumed()) != state:
         values = {

@@ -243,9 +243,10 @@ async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
         with pytest.raises(MappingError, match="are permanently missing, from position") as refused:
             await request(address, "resync", "t", database="shop", sid=None)
         assert remedy in str(refused.value.hint)
-        # A request from elsewhere has no effect either.
-        await streamer.ask("resync")
-        assert (await streamer.table("public.t"))["state"] == "error"
+        # A request from elsewhere has no effect either, nor has a request to resume.
+        for action in ("resync", "resume"):
+            await streamer.ask(action)
+            assert (await streamer.table("public.t"))["state"] == "error"
         assert refused.value.remedy is not None
         await Operator(streamer.path, source, target).follow(refused.value.remedy)
         await streamer.caught_up()
