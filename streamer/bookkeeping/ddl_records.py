@@ -172,7 +172,7 @@ async def place_of_copy(
 ) -> DdlPlace:
     """Return the place, with number 0, of *changes* that a copy includes.
 
-    Changes that already wait keep their place. *lsn*: the position of the source.
+    If the same changes already wait, return their place. *lsn*: the position of the source.
     """
     for row in await session.fetch(_COPY_PLACE_SQL, relation_id):
         if row["changes"] == list(changes):

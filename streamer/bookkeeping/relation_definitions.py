@@ -184,8 +184,8 @@ async def read_own_targets(session: Executor, relation_id: int) -> list[Relation
 async def lock_definition(session: Executor, target: RelationName) -> None:
     """Lock the definition of a target table against all sources until this transaction ends.
 
-    Otherwise, if two sources drop a column at the same time, each could still see the column at the
-    second. Then neither would drop the target's column.
+    Otherwise, if two sources drop a column at the same time, each could still see the column in
+    the other source's definition. Then neither would drop the target's column.
     """
     await session.execute(
         "select pg_advisory_xact_lock(hashtextextended('streamer definition ' || $1, 0))",

@@ -14,7 +14,7 @@ from streamer.postgres.conninfo import server_name
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The outcome. ``receiver``: its URL without path; ``problem``: the reason if undelivered."""
+    """The outcome. ``receiver``: its URL without path; ``problem``: why it got no message."""
 
     receiver: str
     problem: str | None = None

@@ -205,9 +205,7 @@ class _ScopedTable:
 
     @property
     def identity(self) -> str:
-        """The facts on which the finding about a range depends, apart from later changes of
-        rows.
-        """
+        """The facts on which the result for a range depends, except changes of rows."""
         assert self.table is not None
         table = self.table.to_json() | {"buckets": 0}
         return json.dumps([table, self.record.attempt, self.storage], sort_keys=True)

@@ -38,7 +38,7 @@ class Replaced:
     """The fault of a string that belongs to one source."""
 
     def in_source(self, value: Any, location: Location) -> Any:
-        """Return *value* of the source at *location*, variables replaced.
+        """Return *value* of the source at *location*, with its variables replaced.
 
         Leave out a string whose variable is missing. Keep the text of a url, because its value does
         not name the source. Raises LookupError for database and sid, which name the source.
@@ -89,7 +89,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a YAML file, variables replaced. Raises SettingsError with file and line."""
+    """Read a YAML file, with its variables replaced. Raises SettingsError with file and line."""
     return parse_document(path, read_text(path))
 
 

@@ -301,8 +301,8 @@ def cast_columns(
     """Return the columns of *now* whose type may not hold the *former* values and differs from the
     *target*'s type. Pure.
 
-    A target with an equal type has cast the values equally. If *former* is unknown, compare with
-    the target's types.
+    A target with an equal type has cast the values equally. If *former* is unknown, compare *now*
+    with the target's types.
     """
     former_types = None if former is None else {column.number: column.type for column in former}
     inputs = mapping.expression_inputs([column.name for column in now])

@@ -3,7 +3,8 @@
 The assembler reads the payloads of replication frames and returns *blocks* and *pieces*. A block
 contains the whole transactions of a burst, with a list of changes for each relation. A transaction
 larger than ``piece_bytes_max`` becomes several pieces, so that memory stays bounded. Only the last
-piece has an ``end_lsn``; until then a lost connection can still undo the transaction (`reset`).
+piece has an ``end_lsn``; until then, a lost connection makes the assembler discard the pieces
+(`reset`).
 
 Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) arrive before the commit. A
 `StreamSpool` keeps each top-level transaction, which becomes pieces at STREAM COMMIT. STREAM ABORT

@@ -129,7 +129,7 @@ def index_name(target: RelationName, columns: tuple[str, ...]) -> str:
 def serves(index: IndexDefinition, columns: tuple[str, ...]) -> bool:
     """Whether *index* finds rows by equality of *columns*.
 
-    *columns* lead the index, in any order; a ``sid`` may be among them or left out.
+    The index begins with *columns*, in any order; a ``sid`` among its first columns is optional.
     """
     if not index.is_valid or index.is_partial or index.method not in ("btree", "hash"):
         return False

@@ -181,7 +181,10 @@ def awaited_password(url: Secret) -> str | None:
 
 
 def forget_password(url: Secret) -> bool:
-    """Run the command again for the next connection; return whether its output was stored."""
+    """Expire the cached password, so that the next connection reads the password again.
+
+    Return whether a password was cached.
+    """
     state = _known_password(url)
     had_one, state.expires_at = state.expires_at > 0, 0.0
     return had_one

@@ -202,9 +202,9 @@ def write_job_url(
 ) -> str:
     """Return a secret text for the file of a Spark job, which `open_job_url` reads.
 
-    The text contains the current password, and the file of later passwords: that of *source*, or
-    *kept_file* (see `keep_in_file`). The text has no command, because a process that could change
-    the job's file could then run any program as this user.
+    The text contains the current password, and the path of the file with later passwords: the file
+    that *source* names, or *kept_file* (see `keep_in_file`). The text has no command,
+    because a process that could change the job's file could then run any program as this user.
     """
     now = add_password(url, password)
     if source is None:

@@ -24,7 +24,7 @@ class Meaning(enum.Enum):
     VALUE = "value"
     """A value does not fit the type."""
     CONFLICT = "conflict"
-    """A constraint, a trigger or a block of streamer raised the error."""
+    """A constraint, a trigger or a DO block of streamer raised the error."""
     OTHER = "other"
 
 

@@ -61,7 +61,7 @@ async def read_kept_labels(
 async def missing_labels(
     target: TargetConnection, needed: Mapping[str, Sequence[str]], created: Collection[str]
 ) -> list[str]:
-    """Return the statements that give enums of the target the labels that versions need.
+    """Return the statements that add the labels that versions need to enums of the target.
 
     *created*: enums that the change itself creates with these labels. An existing enum needs an
     earlier transaction, because no transaction can use a label that it adds.

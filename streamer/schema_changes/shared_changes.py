@@ -43,7 +43,10 @@ async def read_peers(
     place: DdlPlace,
     changes: Sequence[AnyChange],
 ) -> PeerSources:
-    """Return the definitions of the peers of a shared table, which may wait to make *changes*."""
+    """Return the definitions of all peers of a shared table.
+
+    The result also has the definitions of the peers that do not wait to make *changes*.
+    """
     peers = await read_others(session, place.relation_id)
     if not peers:
         return PeerSources()

@@ -34,8 +34,8 @@ class TableIdentity:
     has_generated_key: bool = False
     """The stream leaves generated columns out, and the rest of such a key identifies no row."""
     refuses_full: bool = False
-    """From PostgreSQL 18 on, the server refuses to publish FULL for a table with generated
-    columns.
+    """From PostgreSQL 18 on, the server rejects UPDATE and DELETE of a published table with REPLICA
+    IDENTITY FULL and generated columns.
     """
     has_deferrable_primary_key: bool = False
     is_unlogged: bool = False

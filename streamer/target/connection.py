@@ -276,7 +276,7 @@ class TargetConnection:
         self._rows_before: list[bytes] = []
         """The rows of the COPY statements among the statements of `_before`."""
         self.ended_tags: list[bytes] = []
-        """The tags of the statements that ended, for a transaction in one message."""
+        """The command tags of the finished statements, for a transaction sent as one message."""
         self._has_origin = False
         self._is_lost = False
         self.checks_foreign_keys = True

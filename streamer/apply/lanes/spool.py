@@ -238,7 +238,7 @@ class LaneSpool:
         self._discarded = False
         self._held = Held()
         self._open_held = Held()  # the counts of the unfinished transaction
-        self._piece_held = Held()  # pieces of the transaction that is read in part
+        self._piece_held = Held()  # the counts of the pieces read of a transaction
 
     # ---- writing -------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from streamer.apply.lanes.blocked_keys import KeyColumns, Keys, KeyValues, diges
 from streamer.apply.write.target_transaction import TargetTransaction
 
 NAMED_MAX: Final = 1000
-"""Maximum number of values that a statement names."""
+"""Maximum number of values for which one statement computes names."""
 
 _NAME_SQL: Final = "select streamer.name_values($1, $2)"
 

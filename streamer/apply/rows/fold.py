@@ -8,7 +8,7 @@ which also finds the faulty change.
 
 A key alone does not prove that a change concerns the pending row of that key. A source with a
 deferrable key may have two such rows for a while. With REPLICA IDENTITY FULL the old row must equal
-the pending row. All other identities need a key with an immediate check.
+the pending row. With any other identity, the key must not be deferrable.
 
 Pure. The loop over changes is the hot path: about two microseconds for a change of five columns.
 """
@@ -89,7 +89,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Fold:
-    """Net changes of one relation. Keys are items of rows, or tuples of items.
+    """Net changes of one relation. A key is a value of a row, or a tuple of its values.
 
     ``restarts``: a TRUNCATE restarts the sequences. ``moves``: rows with a changed key, by new key,
     each with the key at the beginning of the window. ``deletes`` contains this key too, with the

@@ -225,7 +225,7 @@ class Planner:
         """Read the source's definition, store its keys in *mapped*, and return its columns."""
         facts = mapped.source
         name, source = mapped.mapping.source, _label(mapped)
-        if source not in self._definitions:  # no source waits for another
+        if source not in self._definitions:  # so that no source waits for a slow source
             ask = partial(self._read_source_relations, facts.database, facts.sid)
             self._definitions[source] = Batched(ask)
         definition = await self._definitions[source].get(name)
@@ -271,9 +271,9 @@ class Planner:
     ) -> ApplyPlan:
         """Make the plan of *relation*, and keep the plan.
 
-        *is_changed*: the source transaction has changed rows under an earlier definition. The
-        target gets those rows after a new column, and so without the values that ADD COLUMN gave
-        the rows at the source.
+        *is_changed*: the source transaction has changed rows under an earlier definition. streamer
+        adds a new column at the target before it writes these rows. So they lack the value that
+        ADD COLUMN gave them at the source.
         """
         mapped.check()
         if (confirmed := await self._confirm(mapped, relation)) is not None:

@@ -296,7 +296,7 @@ class Writer:
 
 
 def misses_rows(error: StreamerError) -> bool:
-    """Whether a joined statement has touched fewer or more rows than its changes."""
+    """Whether a joined statement has changed more or fewer rows than it has changes."""
     return getattr(error.__cause__, "sqlstate", None) == MISSED_STATE
 
 

@@ -26,7 +26,7 @@ def type_risk(source: str, target: str) -> str | None:
         return None
     if source.endswith("[]") and target.endswith("[]"):
         return type_risk(source.removesuffix("[]"), target.removesuffix("[]"))
-    # No value of an array type is a value of a plain type.
+    # Keep an array type whole: `TypeName.parse` would judge `integer[]` by the digits of `integer`.
     old, new = (TypeName(t) if t.endswith("[]") else TypeName.parse(t) for t in (source, target))
     if new.base in _STRINGS:
         return _string_risk(old, new)

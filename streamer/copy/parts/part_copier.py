@@ -1,10 +1,10 @@
 """Copies a part: forwards the bytes of the source's COPY to the target's COPY.
 
-The module runs inside a Spark task, blocking, with psycopg. A task never decodes rows: the target's
-server reads the source's bytes, so no value can change in between. Forwarding also costs a fiftieth
-of decoding. The task first locks the part's row in ``streamer.sync_partition``, and marks the row
-in the transaction of the copy. So a part is copied only once, even if Spark runs the task twice or
-the task outlives its process.
+The module runs inside a Spark task, blocking, with psycopg. Apart from keyed hashes, a task decodes
+no values: the target's server reads the source's bytes, so no value can change in between.
+Forwarding also costs a fiftieth of decoding. The task first locks the part's row in
+``streamer.sync_partition``, and marks the row in the transaction of the copy. So a part is copied
+only once, even if Spark runs the task twice or the task outlives its process.
 
 A task locks the table at the source only while it reads a part, so the application's DDL need not
 wait for a whole copy. The task first checks that the table still has the storage and the columns of

@@ -52,7 +52,7 @@ LOCK_SECONDS: Final = 10
 class Unfollowed:
     """Relations that kept the former names of their tables.
 
-    ``refused``: the obstacles that the target made, by relation id. ``names``: the former names,
+    ``refused``: the obstacles at the target, by relation id. ``names``: the former names,
     which new tables may have by now.
     """
 

@@ -88,7 +88,8 @@ class TableCases:
     def may_be_copied(self, mapped: MappedRelation) -> bool:
         """Whether the copy that *mapped* needs may begin.
 
-        An open case prevents the copy. After a loss of changes, the copy needs a request.
+        An open case prevents the copy, unless a new table has replaced the source's table. After a
+        loss of changes, the copy needs a request.
         """
         waiting = self._open.get(mapped)
         if mapped.state.is_lost or (waiting is not None and waiting.case.fate is not Fate.REPLACED):

@@ -199,8 +199,10 @@ def decide(
 
 
 def leads(number: int, members: Sequence[Peer], labels: Collection[str]) -> bool:
-    """Whether *number* is the oldest replica with all sources *labels*, which does the shared
-    work. Without labels: the oldest replica of all.
+    """Whether *number* is the replica that does the shared work of the sources *labels*.
+
+    This is the oldest replica that has the newest mapping and all of these sources. If no replica
+    has both, every replica does the work.
     """
     able = [m.number for m in members if m.sources.issuperset(labels) and m.has_newest_mapping]
     return not able or number == min(able)

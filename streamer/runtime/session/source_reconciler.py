@@ -91,7 +91,8 @@ class SourceReconciler:
         has_journal = journal is not None
         registrar, monitor = await self._register(plain, capture, has_journal=has_journal)
         uncopied = [mapped.mapping.source for mapped in relations if mapped.state.is_to_mark_synced]
-        # A journal contains all changes since the creation of the slot.
+        # Without a stored position, streamer has acknowledged nothing, so a journal contains all
+        # changes since the creation of the slot.
         unproven = unproven_rows(
             owned_objects, source, installation, uncopied, has_position=has_position or has_journal
         )

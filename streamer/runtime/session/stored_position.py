@@ -1,7 +1,8 @@
 """The position that streamer may acknowledge to a source: stored in the target first.
 
-streamer acknowledges only stored positions, so a slot is never ahead of the target. If a slot is
-ahead, another program moved the slot, or the target went back in time.
+Apart from changes in a journal, streamer acknowledges only stored positions. So without a journal,
+a slot ahead of the target means that another program moved the slot, or that the target went back
+in time.
 """
 
 import asyncio

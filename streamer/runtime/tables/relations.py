@@ -132,7 +132,8 @@ class Relations:
             return cached[1]
         mapped = self._by_name.get(RelationName(relation.namespace, relation.name))
         if mapped is None or mapped.relid != relation.relid:
-            # The source has renamed the table since, or the rename comes later in the stream.
+            # The message has a different name of the table. Either streamer has not followed a
+            # rename yet, or the stream has not reached the rename that streamer has followed.
             renamed = (item for item in self._by_id.values() if item.relid == relation.relid)
             mapped = next(renamed, mapped)
         if mapped is None or mapped.relid is not None:  # a later table may have the OID
@@ -282,7 +283,7 @@ class Relations:
             lane.add_hold(Hold.BUSY)  # the drainer then reports the relation as ready
 
     def replace_mapping(self, mapped: MappedRelation, mapping: RelationMapping) -> None:
-        """Apply *mapped* by a new rule from the next plan on; source and target stay the same."""
+        """Use the new rule of *mapped* from the next plan on; source and target stay the same."""
         if mapped.mapping != mapping:
             mapped.mapping = mapping
             mapped.plan = None

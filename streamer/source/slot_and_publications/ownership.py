@@ -2,8 +2,9 @@
 
 The names of a slot and its publications come from the configuration. An installation with a copy of
 the configuration would use the objects of the first installation. So each installation writes an id
-into a comment on the publications. streamer accepts a slot without such a comment if no client has
-read from the slot: an administrator created the slot.
+into a comment on the publications. If the publications have no such
+comment, streamer accepts an existing slot that no client has read from: an administrator created
+the slot.
 """
 
 from collections.abc import Iterable
