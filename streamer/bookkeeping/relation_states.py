@@ -39,6 +39,10 @@ NO_COPY: Final = {
 former rows are void.
 """
 OF_RELATIONS: Final = "where r.id = any ($1::int8[])"
+_BLOCKED_BY: Final = """
+where r.waiting_for is not null and pg_catalog.jsonb_path_exists(r.wait,
+    '$.remedy[*].pids[*] ? (@ == $pid)', pg_catalog.jsonb_build_object('pid', $1::int8))
+"""
 CHANGED: Final = MappingProxyType({"changed_at": "now()"})
 
 
@@ -234,10 +238,20 @@ async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWai
     await RELATIONS.update(
         session,
         {"waiting_for": text, "wait": wait},
-        "where id = any ($2::int8[]) and waiting_for is distinct from $3",
+        "where id = any ($2::int8[])"
+        " and (waiting_for is distinct from $3 or wait is distinct from $4::text::jsonb)",
         relation_ids,
         text,
+        wait and wait.stored,
     )
+
+
+async def read_blocking_transactions(session: Executor, pid: int) -> list[str]:
+    """Return the virtual transactions in which session *pid* blocks relations, as stored."""
+    waiting = await RELATIONS.read(session, _BLOCKED_BY, pid)
+    remedies = [record.wait.remedy for record in waiting if record.wait is not None]
+    ended = [holder for remedy in remedies if remedy for sql in remedy.sql for holder in sql.ended]
+    return [holder.transaction for holder in ended if holder.pid == pid and holder.transaction]
 
 
 async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:

@@ -4,8 +4,9 @@ The code that raises an error builds the remedy. Views render the steps as lines
 parse a sentence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final, Literal, Self, final
 
 from streamer.errors.command_lines import command, need_resync
@@ -41,21 +42,39 @@ class Command:
 
 @final
 @dataclass(frozen=True, slots=True)
+class BlockingSession:
+    """A session that blocks streamer. ``transaction``: the ID of its virtual transaction, which
+    no later session with this pid has; None if unknown.
+    """
+
+    pid: int
+    transaction: str | None = None
+    may_end: bool = True
+    """Whether the role of streamer may end the session."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Sql:
     """Statements to run at a side. ``is_choice``: the statements end or remove an object that may
-    still be in use. ``pids``: the sessions that the statements end; the page has a button for them.
+    still be in use. ``ended``: the sessions that streamer may end; the page has a button for each.
     """
 
     side: Side
     statements: tuple[str, ...]
     is_choice: bool = False
-    pids: tuple[int, ...] = ()
+    ended: tuple[BlockingSession, ...] = ()
 
     def __str__(self) -> str:
         return "; ".join(self.statements)
 
     def to_json(self) -> dict[str, Any]:
-        return {"at": self.side, "sql": list(self.statements), "pids": list(self.pids)}
+        return {
+            "at": self.side,
+            "sql": list(self.statements),
+            "pids": [session.pid for session in self.ended],
+            "transactions": [session.transaction for session in self.ended],
+        }
 
 
 Step = Command | Sql
@@ -118,7 +137,9 @@ def _part(stored: Any) -> str | Step:
     if isinstance(stored, str):
         return stored
     if "sql" in stored:
-        return Sql(stored["at"], tuple(stored["sql"]), pids=tuple(stored.get("pids", ())))
+        pairs = zip_longest(stored.get("pids", ()), stored.get("transactions", ()))
+        ended = tuple(BlockingSession(pid, transaction) for pid, transaction in pairs)
+        return Sql(stored["at"], tuple(stored["sql"]), ended=ended)
     options = tuple(stored.get("options", ()))
     return Command(stored["command"], stored.get("action"), stored.get("table"), options)
 
@@ -150,10 +171,11 @@ def then_resync(remedy: Remedy | None, resync: Remedy) -> Remedy:
     return Remedy.of(remedy, "; then ", resync) if remedy.steps else remedy
 
 
-def end_blocking_sessions(pids: Iterable[int]) -> Sql:
-    """Return the SQL that ends sessions at the target, which block a session of streamer."""
-    pids = tuple(pids)
-    return Sql("target", tuple(f"select pg_terminate_backend({pid})" for pid in pids), pids=pids)
+def end_blocking_sessions(sessions: Collection[BlockingSession]) -> Sql:
+    """Return the SQL that ends *sessions* at the target."""
+    statements = tuple(f"select pg_terminate_backend({session.pid})" for session in sessions)
+    ended = tuple(session for session in sessions if session.may_end)
+    return Sql("target", statements, ended=ended)
 
 
 CONTINUES: Final = "streamer then continues by itself within 15 seconds"

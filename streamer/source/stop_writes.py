@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamer.errors.remedies import Remedy, at_source
+from streamer.postgres.blocking_sessions import MAY_END
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.connection import Connection, fetch_all, fetch_one
 
@@ -45,25 +46,19 @@ where d.datname = pg_catalog.current_database()
 _OTHERS: Final = """
 from pg_catalog.pg_stat_activity a
 join pg_catalog.pg_roles r on r.oid = a.usesysid
-cross join lateral (
-    select pg_catalog.pg_has_role('pg_signal_backend', 'usage')
-             or pg_catalog.pg_has_role(r.oid, 'usage') as has_right,
-           (select m.rolsuper from pg_catalog.pg_roles m where m.rolname = current_user) as is_super
-) me
 where a.datname = pg_catalog.current_database() and a.pid <> pg_catalog.pg_backend_pid()
   and not (a.usename = current_user
            and (a.application_name like 'streamer%'
                 or a.application_name = pg_catalog.current_setting('application_name')))
 """
-_MAY_END: Final = "me.is_super or (me.has_right and not r.rolsuper)"
 _END_SQL: Final = f"""
 select pg_catalog.pg_terminate_backend(a.pid) {_OTHERS}
-  and a.backend_type = 'client backend' and ({_MAY_END})
+  and a.backend_type = 'client backend' and {MAY_END}
 """
 _SESSIONS_SQL: Final = f"""
 select a.usename as role, a.pid, a.backend_type is null as is_hidden,
        a.backend_xid is not null as writes, r.rolsuper as is_superuser,
-       coalesce(a.backend_type = 'client backend' and not ({_MAY_END}), false) as stays
+       coalesce(a.backend_type = 'client backend' and not {MAY_END}, false) as stays
 {_OTHERS} order by a.pid
 """
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import httpx
 import psycopg
 import pytest
 
 from streamer.admin.service import repair_tables
+from streamer.errors.remedies import BlockingSession
+from streamer.postgres.blocking_sessions import Blockers
 from tests.admin.test_page import USERS, log_in
 from tests.support.admin import Admin, OpenAdmin
 from tests.support.postgres import Database, assert_same
@@ -66,18 +69,25 @@ async def test_a_file_as_mapping_refuses_no_act_on_a_table(
         assert "Restart this source" in (await client.get("/source", params=restarted)).text
 
         # A session that blocks no session of streamer stays, and the session with the lock ends.
+        # So does a session that blocked the last attempt, while its transaction lasts.
         with (
+            contextlib.closing(psycopg.connect(target.url)) as former,
             contextlib.closing(psycopg.connect(target.url)) as other,
             contextlib.closing(psycopg.connect(target.url)) as holder,
         ):
+            former.execute("select 1")
+            await streamer.eventually(lambda: ends_by_report(client, target, former))
+            with pytest.raises(psycopg.OperationalError):
+                former.execute("select 1")
             holder.execute("lock table t in access exclusive mode")
             source.execute("insert into t values (3, 'three')")
             await streamer.eventually(lambda: is_ended(client, holder.info.backend_pid))
             refused = await press(client, "/session/end", pid=str(other.info.backend_pid))
             assert refused.status_code == 409
             assert "blocks no session of streamer" in refused.text
-            other.execute("select 1")
             await streamer.caught_up()
+            assert not await ends_by_report(client, target, other, "0/1")
+            other.execute("select 1")
         assert_same(source, target, "t")
 
 
@@ -135,6 +145,26 @@ async def is_repaired(admin: Admin) -> bool:
 async def is_ended(client: httpx.AsyncClient, pid: int) -> bool:
     """Press the button of a session, which has an effect once streamer waits for the session."""
     return (await client.post("/session/end", data={"pid": str(pid)})).status_code == 303
+
+
+async def ends_by_report(
+    client: httpx.AsyncClient,
+    target: Database,
+    session: psycopg.Connection[Any],
+    transaction: str | None = None,
+) -> bool:
+    """Press the button of a session that blocked the last attempt, as the stored wait says.
+
+    A report of streamer may remove the stored wait before the act reads the wait.
+    """
+    pid = session.info.backend_pid
+    if transaction is None:
+        sql = f"select virtualtransaction from pg_locks where pid = {pid}"
+        transaction = str(target.value(sql))
+    wait = Blockers(f"pid {pid}", (BlockingSession(pid, transaction),)).wait_for("public.t")
+    stored = wait.stored.replace("'", "''")
+    target.execute(f"update streamer.relation set waiting_for = 'a lock', wait = '{stored}'")
+    return await is_ended(client, pid)
 
 
 async def test_acts_need_the_role_admin_and_a_form_of_the_session(

@@ -1,6 +1,7 @@
 """A copy that waits names the session that blocks the copy, or the copies that come first."""
 
 import asyncio
+import contextlib
 import json
 import re
 
@@ -12,6 +13,7 @@ from streamer.copy import copy_context
 from streamer.errors.error_classes import Retry, TargetContentionError
 from streamer.postgres.blocking_sessions import (
     BACKENDS,
+    MAY_END,
     blockers_of,
     blockers_sql,
     session_sql,
@@ -26,6 +28,10 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
 
 NAMES = ("a_held", "b_next")
+TRANSACTION = """
+select pid, virtualtransaction from pg_locks
+where pid = pg_backend_pid() and locktype = 'virtualxid'
+"""
 
 
 def resync(target: Database, *names: str) -> None:
@@ -56,7 +62,8 @@ async def test_a_copy_names_the_session_at_the_target_and_the_copies_that_come_f
             pid = holder.info.backend_pid
             lock = (
                 rf'a lock on target table "public.a_held": pid {pid} \(role "postgres", '
-                r'application "report", query \d+ s old, .*select pg_terminate_backend\(\d+\)'
+                r'application "report", idle in transaction for \d+ s, .*'
+                r"select pg_terminate_backend\(\d+\)"
             )
             # WHEN a session at the target locks a table whose second copy is due
             holder.execute("lock table a_held in access exclusive mode")
@@ -95,7 +102,7 @@ async def test_a_copy_names_the_session_at_the_target_and_the_copies_that_come_f
             assert_same(source, target, name)
 
 
-def test_a_session_with_a_hidden_age_names_the_missing_right(target: Database) -> None:
+def test_a_session_with_a_hidden_state_names_the_missing_right(target: Database) -> None:
     role = f"reader_{target.name}"
     target.execute(f"create role {role}")
     try:
@@ -103,19 +110,47 @@ def test_a_session_with_a_hidden_age_names_the_missing_right(target: Database) -
             pid = holder.info.backend_pid
             sql = f"select {session_sql()} from pg_stat_activity a where a.pid = {pid}"
             holder.execute("select 1")
-            shown = rf'pid {pid} \(role "postgres", application "report", query \d+ s old, transaction \d+ s old\)'
+            shown = (
+                rf'pid {pid} \(role "postgres", application "report", '
+                r"idle in transaction for \d+ s, transaction \d+ s old\)"
+            )
             assert re.fullmatch(shown, str(target.value(sql)))
             assert target.value(f"set role {role}; {sql}") == (
                 f'pid {pid} (role "postgres", application "report", '
-                "age hidden: grant pg_read_all_stats to streamer's role)"
+                "state and age hidden: grant pg_read_all_stats to streamer's role)"
             )
     finally:
         target.execute(f"drop role {role}")
 
 
+def test_the_right_to_end_a_session_is_that_of_the_server(target: Database) -> None:
+    roles = user, member, reader = [f"{name}_{target.name}" for name in ("u", "m", "r")]
+    target.execute(
+        f"create role {user} login; create role {reader}; create role {member} in role {user}"
+    )
+    try:
+        for asks, ends in (
+            ("postgres", {user, "postgres"}),
+            ("pg_signal_backend", {user}),
+            (member, {user}),
+            (reader, set()),
+        ):
+            for owner in (user, "postgres"):
+                with contextlib.closing(psycopg.connect(target.url, user=owner)) as session:
+                    of_session = f"from pg_stat_activity a where a.pid = {session.info.backend_pid}"
+                    may_end = target.value(f"set role {asks}; select {MAY_END} {of_session}")
+                    assert may_end is (owner in ends), (asks, owner)
+                    end = f"set role {asks}; select pg_terminate_backend(a.pid) {of_session}"
+                    refuses = pytest.raises(psycopg.errors.InsufficientPrivilege)
+                    with contextlib.nullcontext() if may_end else refuses:
+                        target.execute(end)
+    finally:
+        target.execute(f"drop role {', '.join(roles)}")
+
+
 async def test_a_session_of_streamer_is_no_session_to_end(target: Database) -> None:
     target.execute("create table t (id int)")
-    columns = ("subject", "sessions", "pids", "are_ours")
+    columns = ("subject", "sessions", "blocking", "are_ours")
     for name, steps in (("streamer copy 4 round 1", 0), ("report", 1)):
         with psycopg.connect(target.url, application_name=name) as holder:
             holder.execute("lock table t")
@@ -134,6 +169,11 @@ async def test_a_session_of_streamer_is_no_session_to_end(target: Database) -> N
                     dict(zip(columns, row, strict=True)) for row in rows
                 ).values()
                 wait = blockers.wait_for("public.t")
+                # The server hides the start of the session from a role, but not the transaction.
+                as_role = f"set role pg_signal_backend; {sql}"
+                ((*_, hidden, _),) = await asyncio.to_thread(target.execute, as_role)
+                session = holder.execute(TRANSACTION).fetchone()
+                assert json.loads(str(hidden)) == [[*(session or ()), False]]
                 holder.rollback()
                 await waiting
         assert name in wait.text

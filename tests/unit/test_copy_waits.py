@@ -6,6 +6,7 @@ from streamer.apply.lanes.lane import MappedRelation
 from streamer.copy.copy_waits import WaitFacts, find_reasons
 from streamer.copy.parts.ctid_ranges import CopyPart, CopySource, Heap, cut
 from streamer.copy.prepare_copy import CopyWay, TableCopy
+from streamer.errors.remedies import BlockingSession
 from streamer.postgres.blocking_sessions import Blockers
 from tests.unit.build import mapped_relation, source_relation, target_relation
 
@@ -69,7 +70,7 @@ def test_a_lock_at_the_target_comes_before_one_at_the_source_and_before_its_turn
     copy = copy_of(1)
     facts = WaitFacts(copies=[copy], is_starting=True, source_locks={copy: "pid 7 (…)"})
     assert shown(facts) == {copy.mapped: "pid 7 (…)"}
-    facts.target_locks = {copy.mapped: Blockers("pid 8 (…)", (8,))}
+    facts.target_locks = {copy.mapped: Blockers("pid 8 (…)", (BlockingSession(8),))}
     assert shown(facts) == {
         copy.mapped: 'a lock on target table "public.t1": pid 8 (…); wait until it ends, or run at the '
         "target: select pg_terminate_backend(8)"

@@ -34,7 +34,16 @@ from streamer.errors.error_classes import (
     TargetSchemaError,
 )
 from streamer.errors.error_reports import ErrorReport, TableWait
-from streamer.errors.remedies import CONTINUES, Command, Remedy, Sql, at_source, at_target, run
+from streamer.errors.remedies import (
+    CONTINUES,
+    BlockingSession,
+    Command,
+    Remedy,
+    Sql,
+    at_source,
+    at_target,
+    run,
+)
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import Mapping
 from streamer.postgres.blocking_sessions import Blockers
@@ -532,7 +541,19 @@ def test_options_of_a_command_decide_about_its_button() -> None:
 
 
 def test_a_session_that_holds_a_lock_has_a_button_with_its_pid() -> None:
-    wait = Blockers("pid 7 (psql)", (7,)).wait_for(TABLE)
+    wait = Blockers("pid 7 (psql)", (BlockingSession(7, "3/9"),)).wait_for(TABLE)
+    assert TableWait.from_json(wait.to_json()) == wait
+    fact = replace(FACTS["a paused table"], table={"wait": wait})
+    assert buttons_of(fact) == [("/session/end", "End session 7", PLACE | {"pid": "7"})]
+
+
+def test_a_session_that_the_role_may_not_end_has_sql_for_an_administrator_and_no_button() -> None:
+    sessions = (BlockingSession(7, "3/9"), BlockingSession(8, "4/1", may_end=False))
+    wait = Blockers("pid 7 (psql), pid 8 (psql)", sessions).wait_for(TABLE)
+    assert str(wait).endswith(
+        "wait until it ends, or have an administrator of the target run: "
+        "select pg_terminate_backend(7); select pg_terminate_backend(8)"
+    )
     fact = replace(FACTS["a paused table"], table={"wait": wait})
     assert buttons_of(fact) == [("/session/end", "End session 7", PLACE | {"pid": "7"})]
 

@@ -114,8 +114,9 @@ def _buttons(problem: Problem) -> Iterable[Row]:
         else:
             yield _form(button, place | {"name": command.table})
     for sql in () if problem.remedy is None else problem.remedy.sql:
-        for pid in sql.pids:
-            end = _Button("/session/end", "end", f"End session {pid}", {"pid": str(pid)})
+        for session in sql.ended:
+            label, pid = f"End session {session.pid}", str(session.pid)
+            end = _Button("/session/end", "end", label, {"pid": pid})
             yield _form(end, place | {"name": subject.table})
 
 

@@ -2,6 +2,7 @@
 
 from streamer.admin.service.admin_service import AdminService
 from streamer.bookkeeping.bookkeeping_schema import installed
+from streamer.bookkeeping.relation_states import read_blocking_transactions
 from streamer.bookkeeping.requests import END_SESSION, acting
 from streamer.errors.error_classes import TargetRejectedError, UnreadyError
 from streamer.postgres.blocking_sessions import END_BLOCKING_SQL
@@ -9,7 +10,8 @@ from streamer.target.connection import TargetAddress
 
 
 async def end_session(service: AdminService, pid: int, actor: str) -> None:
-    """End session *pid* at the target if the session blocks a session of streamer.
+    """End session *pid* at the target if the session blocks a session of streamer, or blocked
+    the last attempt at a table that still waits.
 
     Raises UnreadyError for other sessions, and TargetError.
     """
@@ -20,7 +22,8 @@ async def end_session(service: AdminService, pid: int, actor: str) -> None:
     ):
         try:
             async with bookkeeping.connection() as target:
-                rows = await target.fetch(END_BLOCKING_SQL, pid)
+                transactions = await read_blocking_transactions(target, pid)
+                rows = await target.fetch(END_BLOCKING_SQL, pid, transactions)
         except TargetRejectedError as exc:
             hint = f"have an administrator of the target run `select pg_terminate_backend({pid})`"
             raise UnreadyError(exc.message, hint=hint) from exc
