@@ -25,6 +25,7 @@ from streamer.errors.error_classes import SnapshotExpiredError, SourceConnection
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_qualified
+from streamer.postgres.sqlstate import LOCK_NOT_AVAILABLE
 from streamer.source.catalog import SourceRelation, SourceServer, read_relations
 from streamer.source.connection import (
     Connection,
@@ -41,7 +42,6 @@ from streamer.source.slot_and_publications.slot import ExportedSnapshot
 from streamer.source.tables.rewritten_tables import STORAGE_SQL, Storage
 
 APPLICATION_NAME: Final = "streamer snapshot"
-LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 async def open_copy_session(

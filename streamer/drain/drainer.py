@@ -32,6 +32,7 @@ from streamer.errors.error_classes import (
     TransportError,
 )
 from streamer.observability.metrics import Metrics
+from streamer.postgres.sqlstate import LOCK_NOT_AVAILABLE
 from streamer.target.connection import TargetAddress
 from streamer.target.session_counts import DRAINERS_MAX
 from streamer.util.backoff import Backoff
@@ -128,7 +129,7 @@ class Drainer:
                 if exc.retry is Retry.TIMED:
                     backoff.log(log, f'changes of "{lane.name}" wait', exc)
                     wait_count += 1
-                    if wait_count == REPORTED_WAIT and isinstance(exc, TargetContentionError):
+                    if wait_count >= REPORTED_WAIT and _needs_report(exc):
                         await lane.owner.lane_waits(lane, exc.message)
                     await backoff.wait()
                 else:
@@ -206,6 +207,14 @@ class Drainer:
             lock_seconds=LOCK_SECONDS,
             conflicts_kept=self._conflicts_kept,
         )
+
+
+def _needs_report(error: StreamerError) -> bool:
+    """Whether the target is short of a resource, except of a lock: `write_status` names the
+    sessions that hold a lock.
+    """
+    state = getattr(error.__cause__, "sqlstate", None)
+    return isinstance(error, TargetContentionError) and state != LOCK_NOT_AVAILABLE
 
 
 async def _may_drain(lane: Lane) -> bool:

@@ -28,6 +28,7 @@ class Meaning(enum.Enum):
     OTHER = "other"
 
 
+LOCK_NOT_AVAILABLE: Final = "55P03"
 _MEANINGS: Final[dict[str, Meaning]] = {
     "08": Meaning.LOST,
     "21": Meaning.CONFLICT,  # cardinality_violation
@@ -42,7 +43,7 @@ _MEANINGS: Final[dict[str, Meaning]] = {
     "42501": Meaning.REJECTED,  # insufficient_privilege
     "53": Meaning.BUSY,  # insufficient_resources
     "55006": Meaning.BUSY,  # object_in_use
-    "55P03": Meaning.BUSY,  # lock_not_available
+    LOCK_NOT_AVAILABLE: Meaning.BUSY,
     "57": Meaning.LOST,  # shutdown, or a backend that crashed
     "57014": Meaning.BUSY,  # query_canceled
     "58": Meaning.BUSY,  # io_error and other errors of the operating system

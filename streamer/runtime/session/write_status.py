@@ -74,6 +74,8 @@ class _StatusReport:
         """At the last write, no table had unapplied changes and no lane was held."""
         self._lag_from: dict[int, int | None] = {}
         """The oldest commit times of relations that lag; None for relations without lag."""
+        self._unblocked: set[MappedRelation] = set()
+        """The relations whose drainer waited for no session at the last write."""
         self._waiting = {  # a process that died may have stored waits of these tables
             mapped for mapped in relations if Hold.SYNC not in relations.lane(mapped).hold
         }
@@ -119,7 +121,8 @@ class _StatusReport:
     async def _write_waiting(self) -> None:
         """Store why tables wait: for sessions at the target that block a drainer, or in its queue.
 
-        Between two attempts, a drainer waits for no session, and the last report stays.
+        Between two attempts and as an attempt begins, a drainer waits for no session, and the last
+        report stays.
         """
         busy: dict[int, MappedRelation] = {}
         waits: dict[MappedRelation, TableWait | None] = {}
@@ -134,8 +137,11 @@ class _StatusReport:
                 waits[mapped] = None
         blockers = await read_blockers(self._bookkeeping, list(busy)) if busy else {}
         for pid, mapped in busy.items():
-            sessions = blockers.get(pid)
-            waits[mapped] = None if sessions is None else sessions.wait_for(mapped.mapping.target)
+            if pid in blockers:
+                waits[mapped] = blockers[pid].wait_for(mapped.mapping.target)
+            elif mapped in self._unblocked:
+                waits[mapped] = None
+        self._unblocked = {mapped for pid, mapped in busy.items() if pid not in blockers}
         for wait in dict.fromkeys(waits.values()):
             waiting = {mapped for mapped, reason in waits.items() if reason == wait}
             if wait is not None:
