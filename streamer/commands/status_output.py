@@ -102,7 +102,7 @@ def _summary(report: StatusReport) -> Text:
 
 
 def _states_of_tables(status: SourceStatus) -> list[str]:
-    return [shown_state(status.state, table.state) for table in status.tables]
+    return [shown_state(status.state, table.state, table.wait) for table in status.tables]
 
 
 def _attention(summary: dict[str, Any]) -> str:

@@ -133,12 +133,19 @@ Row = Mapping[str, Any]
 
 WITHOUT_STREAM: Final = "without a stream"
 """A table that was ready when its source streamed last."""
+WAITING: Final = "waiting"
+"""A table in sync whose changes wait, such as for a lock."""
 
 
-def shown_state(source_state: str, table_state: str) -> str:
-    """Return the state of a table for a count: a table is ready only while its source streams."""
-    is_streaming = table_state != "ready" or source_state == "streaming"
-    return table_state if is_streaming else WITHOUT_STREAM
+def shown_state(source_state: str, table_state: str, wait: TableWait | None) -> str:
+    """Return the state of a table for a count: a table is ready only while its source streams and
+    its changes reach the target.
+    """
+    if table_state != "ready":
+        return table_state
+    if source_state != "streaming":
+        return WITHOUT_STREAM
+    return table_state if wait is None or wait.is_turn else WAITING
 
 
 def error_of_row(row: Row) -> ErrorReport | None:
@@ -150,6 +157,12 @@ def error_of_row(row: Row) -> ErrorReport | None:
         return None
     remedy = Remedy.from_json(row.get("remedy")) or Remedy.given(row.get("hint"))
     return ErrorReport(row["error"], row.get("error_code") or "", remedy)
+
+
+def wait_of_row(row: Row) -> TableWait | None:
+    """Return the wait of a table of `status --json`, if any."""
+    waiting_for = row.get("waiting_for")
+    return TableWait.from_json(row.get("wait")) or (TableWait(waiting_for) if waiting_for else None)
 
 
 def target_of_row(row: Row) -> ReportedTarget:
@@ -188,13 +201,12 @@ def _backlog(row: Row) -> ReportedBacklog:
 
 
 def _table(row: Row) -> ReportedTable:
-    waiting_for, compared_at = row.get("waiting_for"), row.get("compared_at")
-    wait = TableWait.from_json(row.get("wait")) or (TableWait(waiting_for) if waiting_for else None)
+    compared_at = row.get("compared_at")
     return ReportedTable(
         row["source"],
         row["state"],
         error_of_row(row),
-        wait,
+        wait_of_row(row),
         bool(row.get("needs_resync")),
         bool(row.get("waits_before")),
         row.get("quarantined") or 0,

@@ -105,9 +105,12 @@ def test_a_table_is_ready_only_while_its_source_streams() -> None:
     )
 
 
-def test_a_table_that_waits_for_a_lock_is_not_green() -> None:
+def test_a_table_that_waits_for_a_lock_is_not_ready() -> None:
     waits = replace(table("a"), wait=TableWait("a lock"))
     turn = replace(table("b"), wait=TableWait("its turn", is_turn=True))
+    status = source("eu", "streaming", waits, turn)
+    assert "2 tables: 1 ready, 1 waiting" in shown([status])[0]
+    assert summary_of_page([status.to_json()]) == "1 source streams, 1 table ready, 1 table waiting"
     styles = {
         line.plain.split()[0]: {span.style for span in line.spans}
         for line in render_lines(report([source("eu", "streaming", waits, turn)]))[-2:]

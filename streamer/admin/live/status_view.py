@@ -11,7 +11,13 @@ from streamer.errors.error_classes import MappingError
 from streamer.errors.error_reports import ErrorReport, error_fields
 from streamer.mapping.relation_names import parse_name, parse_relation
 from streamer.mapping.rules import SourceLabel
-from streamer.report.problem_facts import WITHOUT_STREAM, shown_state, source_of_row
+from streamer.report.problem_facts import (
+    WAITING,
+    WITHOUT_STREAM,
+    shown_state,
+    source_of_row,
+    wait_of_row,
+)
 from streamer.report.problems import Severity, of_source
 
 Row = dict[str, Any]
@@ -254,7 +260,9 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
     if not sources:
         return "No source streams yet"
     states = [
-        "queued" if is_queued(table) else shown_state(source["state"], table["state"])
+        "queued"
+        if is_queued(table)
+        else shown_state(source["state"], table["state"], wait_of_row(table))
         for source in sources
         for table in source["tables"]
     ]
@@ -267,6 +275,7 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
         ("copying", "copying"),
         ("queued", "queued for a copy"),
         ("catching_up", "catching up"),
+        (WAITING, "waiting"),
         ("paused", "paused"),
         ("error", "in error"),
         (WITHOUT_STREAM, WITHOUT_STREAM),
