@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from streamer.runtime.session import source_checks
+from streamer.source.capture import ddl_capture
 from tests.support.postgres import Database, assert_same
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
@@ -171,7 +172,7 @@ async def test_the_definition_of_a_locked_table_is_requested_again(
         db.execute(DDL)
     constraint = "select count(*) from pg_constraint where conname = 'positive'"
     attempts: list[bool] = []
-    request = source_checks.send_baseline
+    request = ddl_capture.send_baseline
 
     async def record(*args: Any) -> Any:
         unsent = await request(*args)
