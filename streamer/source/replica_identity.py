@@ -10,7 +10,7 @@ Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from streamer.mapping.relation_names import RelationName
@@ -61,6 +61,14 @@ class TableIdentity:
         if self.has_deferrable_primary_key:
             return "has a deferrable primary key, which cannot be a replica identity"
         return "has no primary key"
+
+    @property
+    def refuses_updates(self) -> bool:
+        """Whether the server refuses UPDATE and DELETE while a publication publishes these.
+
+        Servers before PostgreSQL 18 accept these statements despite a generated column in the key.
+        """
+        return self.obstacle is not None and not self.has_generated_key
 
     @property
     def published(self) -> str:
@@ -150,6 +158,21 @@ class RelationIdentity:
     def is_usable(self) -> bool:
         """Whether updates and deletes can be published without harm to the application."""
         return self.published != NONE
+
+    @property
+    def refuses_updates(self) -> bool:
+        """Whether the server refuses UPDATE and DELETE of rows while a publication publishes
+        these.
+        """
+        tables = self.leaves if self.is_partitioned else (self.root,)
+        return any(table.refuses_updates for table in tables)
+
+    def with_full(self) -> "RelationIdentity":
+        """Return the identity after REPLICA IDENTITY FULL of the table and of all partitions."""
+        root, *leaves = (
+            replace(table, kind="f", refuses_full=False) for table in (self.root, *self.leaves)
+        )
+        return replace(self, root=root, leaves=tuple(leaves))
 
     @property
     def obstacle(self) -> str | None:

@@ -42,7 +42,7 @@ replaced: {on_table_dropped: keep}
 EXPECTED = {
     # The table: the words of `check`, and the state at the next start.
     "same": (None, "", "ready"),
-    "lost": (Severity.ERROR, "its updates and deletes are no longer published", "error"),
+    "lost": (Severity.ERROR, "the source refuses the application's UPDATE and DELETE", "error"),
     "gained": (Severity.WARNING, "its replica identity has changed, so `run` copies", "ready"),
     "outside": (Severity.ERROR, "was not published all the time", "error"),
     "kept": (Severity.INFO, "its rows stay in the target", None),

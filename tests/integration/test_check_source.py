@@ -114,6 +114,44 @@ async def test_a_role_with_publications_and_slot_made_for_it(
     assert checker.target.execute("select * from items") == [(1, None)]
 
 
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.follows("source.identity_advice:IdentityAdvice.remedy")
+async def test_a_table_that_lost_its_key_may_stay_in_a_publication_of_an_administrator(
+    role: str, checker: Checker, stream: MakeStreamer
+) -> None:
+    """The source refuses updates of the table until it has an identity; a single statement helps."""
+    source, target = checker.source, checker.target
+    source.execute(
+        f"{ITEMS}; insert into items values (1, 'a'); grant select on items to {role};"
+        "create publication streamer_shop for table only items"
+        " with (publish_via_partition_root = true);"
+        "create publication streamer_shop_ins"
+        " with (publish = 'insert, truncate', publish_via_partition_root = true)"
+    )
+    source.url_user = role
+    refused = 'refuses the application\'s UPDATE and DELETE while publication "streamer_shop"'
+    update = "update items set name = 'b'"
+    async with stream("items:") as streamer:
+        await streamer.caught_up()
+        source.execute("alter table items drop constraint items_pkey")
+        remedy = await remedy_of(streamer, "public.items", refused)
+        # `check` names the table once, with the same words and statement.
+        found = await checker.finds(ERROR, "items")
+        assert found.fix is not None
+        assert refused in found.problem
+        assert found.fix.sql == remedy.sql[0].statements
+        assert not matching(await checker.findings(), WARNING, "items")
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+            source.execute(update)
+        await Operator(streamer.path, source, target).follow(remedy, choose=0)
+        source.execute(update)
+        await streamer.table_state("public.items", "ready", 60)
+        await streamer.caught_up()
+        source.execute("update items set name = 'c'")
+        await streamer.caught_up()
+        assert_same(source, target, "items")
+
+
 @pytest.mark.since(15)  # WHERE of a publication
 async def test_publications_made_beforehand_that_keep_something_back(checker: Checker) -> None:
     checker.source.execute(

@@ -141,6 +141,13 @@ RELISTED = 'its publication did not send column "v"'
 CHANGED = "its replica identity has changed"
 RETURNED = "copy: it was not published while the mapping lacked the table"
 
+LOST = 'stop identity_lost: table "public.t": has no primary key, so '
+REFUSES = (
+    f"{LOST}the source refuses the application's UPDATE and DELETE while publication "
+    '"streamer_shop" has the table; run at the source: alter table "public"."t" replica identity full'
+)
+UNPUBLISHED = f"{LOST}its updates and deletes are no longer published; run at the source: "
+
 CASES: dict[str, tuple[World, str, str]] = {
     # The name: the facts, the case before the publications change, and the case afterwards.
     "nothing changed": (World(), "", ""),
@@ -272,7 +279,12 @@ CASES: dict[str, tuple[World, str, str]] = {
         "stop table_gone",
     ),
     # -- replica identities
-    "a lost identity": (World(identity=KEYLESS), "stop identity_lost", "stop identity_lost"),
+    "a lost identity": (World(identity=KEYLESS), REFUSES, UNPUBLISHED),
+    "a lost identity in a publication that the role may not change": (
+        World(identity=KEYLESS, refused=REFUSED),
+        REFUSES,
+        REFUSES,
+    ),
     "a lost identity that is back by now": (
         World(identity=KEYLESS, later_identity=KEYED),
         "stop identity_lost",

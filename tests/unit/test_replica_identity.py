@@ -35,6 +35,26 @@ def test_updates_are_published_only_if_every_leaf_logs_like_the_root(
     assert (identity.obstacle is None) == (published != NONE)
 
 
+@pytest.mark.parametrize(
+    ("root", "leaves", "refuses"),
+    [
+        (table("d", ("id",)), [], False),
+        (table("d"), [], True),
+        (table("n", ("id",)), [], True),
+        # The server asks for the identity of the table with the row.
+        (table("d"), [table("f")], False),
+        (table("f"), [table("f"), table("d")], True),
+        (table("f"), [table("d", ("id",))], False),
+    ],
+)
+def test_the_server_refuses_updates_of_rows_in_tables_without_identity(
+    root: TableIdentity, leaves: list[TableIdentity], refuses: bool
+) -> None:
+    identity = RelationIdentity(root, tuple(leaves), bool(leaves), {})
+    assert identity.refuses_updates is refuses
+    assert identity.with_full().is_usable
+
+
 def test_a_row_filter_needs_columns_that_every_old_row_has() -> None:
     key = RelationIdentity(table("d", ("id", "region")), (), False, {})
     assert key.covers(frozenset({"region"}))

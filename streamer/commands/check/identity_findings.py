@@ -4,6 +4,7 @@ Pure.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from streamer.commands.check.findings import (
     Finding,
@@ -15,8 +16,10 @@ from streamer.commands.check.findings import (
     some_of,
     warning,
 )
+from streamer.errors.error_classes import IdentityLostError
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
+from streamer.report.problems import Severity
 from streamer.source.catalog import SourceRelation
 from streamer.source.identity_advice import (
     Candidates,
@@ -27,19 +30,31 @@ from streamer.source.identity_advice import (
 from streamer.source.slot_and_publications.publication import unlogged_error
 
 
+@dataclass(frozen=True, slots=True)
+class TableMembership:
+    """How the publications hold a table without a usable identity."""
+
+    moves: Sequence[str] = ()
+    """The statements that publish updates once the table has an identity, if streamer lacks the
+    privilege. Run these statements last: the source refuses updates of a published table without
+    an identity.
+    """
+    refusal: IdentityLostError | None = None
+    """The error of the application's updates, while a publication has the table."""
+    is_stuck: bool = False
+    """streamer may not remove the table from that publication."""
+    is_reported: bool = False
+    """Another finding reports that the table lost its identity."""
+
+
 def check_identity(
     place: Place,
     mapping: RelationMapping,
     relation: SourceRelation,
     candidates: Candidates,
-    moves: Sequence[str] = (),
+    membership: TableMembership,
 ) -> Iterable[Finding]:
-    """Whether the source publishes updates and deletes of a table and of all its partitions.
-
-    *moves*: the statements that afterwards publish these changes, if streamer lacks the privilege.
-    Run these statements last: while a published table has no identity, the application's updates
-    fail.
-    """
+    """Whether the source publishes updates and deletes of a table and of all its partitions."""
     if (unlogged := unlogged_error(relation.identity)) is not None:
         yield from_error(place, unlogged)
     if foreign := relation.identity.foreign:
@@ -49,14 +64,15 @@ def check_identity(
         )
         words = "detach them, and map the tables of their own servers as tables of another source"
         yield warning(place, problem, in_words(words))
-    if relation.has_usable_identity:
+    if relation.has_usable_identity or membership.is_reported:
+        return
+    fix = _fix(advise_identity(relation.identity, candidates), membership.moves)
+    if membership.refusal is not None:
+        finding = replace(from_error(place, membership.refusal), fix=fix)
+        yield finding if membership.is_stuck else replace(finding, severity=Severity.WARNING)
         return
     lost = "updates" if mapping.type is TableType.APPEND else "updates and deletes"
-    yield warning(
-        place,
-        f"{relation.identity.obstacle}, so {lost} are not replicated",
-        _fix(advise_identity(relation.identity, candidates), moves),
-    )
+    yield warning(place, f"{relation.identity.obstacle}, so {lost} are not replicated", fix)
 
 
 def key_fix(relation: SourceRelation, candidates: Candidates) -> Fix:

@@ -1,6 +1,7 @@
 """Problems of a source's publications, judged as `run` judges them. Pure."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from streamer.bookkeeping.relation_records import RelationRecord
 from streamer.commands.check.findings import (
@@ -15,6 +16,7 @@ from streamer.commands.check.findings import (
     some_of,
     warning,
 )
+from streamer.commands.check.identity_findings import TableMembership
 from streamer.commands.check.rule_findings import resolve_each
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
@@ -38,7 +40,8 @@ from streamer.runtime.guards.reconcile import (
     planned_changes,
     reconcile,
 )
-from streamer.source.catalog import SourceRelation
+from streamer.source.identity_advice import advise_identity
+from streamer.source.replica_identity import RelationIdentity
 from streamer.source.slot_and_publications.column_lists import (
     LISTS_SINCE,
     ColumnLists,
@@ -46,6 +49,8 @@ from streamer.source.slot_and_publications.column_lists import (
 )
 from streamer.source.slot_and_publications.publication import (
     PublicationChanges,
+    find_refusal,
+    identity_error,
     moves_to_updates,
 )
 
@@ -104,7 +109,7 @@ def check_publications(
                 problem = "is partitioned, and PostgreSQL 12 cannot publish partitioned tables"
                 fix = in_words("remove it from `tables`, or upgrade that server")
                 yield error(Place(facts.label, str(mapping.source)), problem, fix)
-    changes = planned_changes(plan, facts.source)
+    changes = remaining_changes(facts, plan)
     if changes.needed:
         obstacles = _publishing_obstacles(facts, changes)
         if obstacles:
@@ -124,29 +129,65 @@ def check_publications(
         if (obstacle := unfollowed.get((facts.source.label, str(name)))) is not None:
             yield from_error(place, obstacle)
         elif case.fault is None or case.fault.relation is not None:
+            if case.has_lost_identity:
+                case = plan.cases.get(name, case)  # the table is still in its publication
             yield from _check_case(place, case, is_planned=name in plan.cases)
 
 
-def may_change_publications(facts: SourceFacts, plan: PublicationPlan) -> bool:
-    """Whether `run` may change the publications, once the statements of `check` are run."""
-    assert facts.server is not None
-    is_able = all(publication.is_owned for publication in facts.publications.values())
-    is_able = is_able and not facts.server.in_recovery
-    return is_able and not _publishing_obstacles(facts, planned_changes(plan, facts.source))
+def remaining_changes(facts: SourceFacts, plan: PublicationPlan) -> PublicationChanges:
+    """Return the changes of *plan* that remain once the statements of `check_identity` are run.
 
-
-def moving_sql(
-    facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation, *, may_publish: bool
-) -> list[str]:
-    """Return the statements that publish updates of a table once the identity allows that.
-
-    Empty if `run` may run these statements. The statements of `check_publications` must run
-    first.
+    A published table that gets an identity again need not leave its publication.
     """
-    # A column list depends on the identity, so only the next check can name the list.
-    if (may_publish and relation.owned) or mapping.rule.column_list:
-        return []
-    return moves_to_updates(facts.source, relation.name, facts.publications)
+    identities = [
+        identity.with_full() if _may_stay(facts, identity) else identity
+        for identity in plan.wanted.identities
+    ]
+    members = replace(plan.wanted, identities=identities)
+    return planned_changes(replace(plan, wanted=members), facts.source)
+
+
+def _may_stay(facts: SourceFacts, identity: RelationIdentity) -> bool:
+    """Whether a table without a usable identity may stay in the publication of updates.
+
+    A column list depends on the identity.
+    """
+    publication = facts.publications.get(facts.source.publication)
+    member = None if publication is None else publication.members.get(identity.name)
+    if identity.is_usable or member is None or member.columns is not None:
+        return False
+    return advise_identity(identity, facts.candidates).is_complete
+
+
+def find_memberships(
+    facts: SourceFacts, plan: PublicationPlan
+) -> Mapping[RelationName, TableMembership]:
+    """Return the memberships of the tables without a usable identity.
+
+    The statements of `check_publications` must run before the statements of the memberships.
+    """
+    server = facts.server
+    assert server is not None
+    changes, publications = remaining_changes(facts, plan), facts.publications.values()
+    is_able = all(publication.is_owned for publication in publications)
+    is_able = is_able and not server.in_recovery and not _publishing_obstacles(facts, changes)
+    memberships = {}
+    for mapping, relation in facts.mapped():
+        if relation.has_usable_identity:
+            continue
+        name, identity = relation.name, relation.identity
+        moves: list[str] = []
+        # A column list depends on the identity, so only the next check can name the list.
+        if not (is_able and relation.owned) and not mapping.rule.column_list:
+            moves = moves_to_updates(facts.source, name, changes.publications)
+        refusal = None
+        if find_refusal(publications, identity) is not None:
+            refusal = identity_error(publications, identity)
+        is_member = any(name in publication.members for publication in publications)
+        case = plan.cases.get(name)
+        is_reported = case is not None and case.has_lost_identity
+        memberships[name] = TableMembership(moves, refusal, is_member and not is_able, is_reported)
+    return memberships
 
 
 def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> list[str]:
@@ -253,16 +294,6 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
             "Changes of an unlogged table are not in the WAL, so such a table needs a resync",
             in_words("re-create the publication with a list of tables"),
         )
-    for identity in (relation.identity for relation in facts.relations.values()):
-        if identity.is_usable or identity.name in publication.members:
-            continue
-        if publication.has(identity.name) and "update" in publication.publishes:
-            yield warning(
-                Place(facts.label, str(identity.name)),
-                f'publication "{publication.name}" {scope} and publishes updates, so '
-                "the application's own UPDATE and DELETE of this table fail",
-                in_words("re-create the publication with a list of tables"),
-            )
 
 
 def _check_case(place: Place, case: Case, *, is_planned: bool) -> Iterable[Finding]:

@@ -20,11 +20,10 @@ from streamer.commands.check.findings import (
     some_of,
     warning,
 )
-from streamer.commands.check.identity_findings import check_identity
+from streamer.commands.check.identity_findings import TableMembership, check_identity
 from streamer.commands.check.publication_findings import (
     check_publications,
-    may_change_publications,
-    moving_sql,
+    find_memberships,
     plan_publications,
 )
 from streamer.commands.check.sequence_findings import check_sequences
@@ -359,16 +358,14 @@ def check_tables(
 ) -> Iterable[Finding]:
     """Judge every mapped table of a source. *plan*: None before the publications have names."""
     to_copy = copied(facts, target)
-    may_publish = plan is not None and may_change_publications(facts, plan)
+    memberships = {} if plan is None else find_memberships(facts, plan)
     yield from check_usage(facts, to_copy)
     for mapping, relation in facts.mapped():
         if mapping.rule.initial is not Initial.NONE:
             yield from check_readable(facts, mapping, relation, is_copied=mapping in to_copy)
         place = _place(facts, mapping)
-        moves: list[str] = []
-        if plan is not None:
-            moves = moving_sql(facts, mapping, relation, may_publish=may_publish)
-        yield from check_identity(place, mapping, relation, facts.candidates, moves)
+        membership = memberships.get(mapping.source, TableMembership())
+        yield from check_identity(place, mapping, relation, facts.candidates, membership)
         yield from check_rule(facts, mapping, relation)
         yield from check_expressions(facts, mapping, relation)
         if target is not None:

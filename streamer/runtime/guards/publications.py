@@ -17,7 +17,6 @@ from streamer.bookkeeping.relation_states import demand_copy, demand_copy_at_poi
 from streamer.control.resync_options import Resync
 from streamer.control.table_state import Need
 from streamer.errors.error_classes import IdentityLostError, SourceContentionError
-from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.guards.reconcile import (
@@ -104,11 +103,8 @@ def last_published(record: RelationRecord) -> LastPublished:
         record.source_oid,
         record.identity_remedy,
     )
-    return _without_identity(last) if _is_identity_lost(record.error) else last
-
-
-def _is_identity_lost(error: ErrorReport | None) -> bool:
-    return error is not None and error.code == IdentityLostError.code
+    has_lost = record.error is not None and record.error.code == IdentityLostError.code
+    return _without_identity(last) if has_lost else last
 
 
 def _without_identity(last: LastPublished) -> LastPublished:
@@ -194,7 +190,7 @@ class Publishing:
         cleared = {name: replace(last, fingerprint=None) for name, last in former.items()}
         await self._store(cleared, relations)
         await self._store_cases(plan.cases, relations)
-        lost = [name for name, case in plan.cases.items() if _is_identity_lost(case.error)]
+        lost = [name for name, case in plan.cases.items() if case.has_lost_identity]
         await self._store(
             {name: _without_identity(self._last(relations[name])) for name in lost}, relations
         )

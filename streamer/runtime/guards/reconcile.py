@@ -47,6 +47,7 @@ from streamer.source.slot_and_publications.publication import (
     PublicationFault,
     WantedMembers,
     concerns,
+    identity_error,
     interrupted_error,
     membership_fingerprint,
     publication_changes,
@@ -154,6 +155,11 @@ class Case:
     """The former name of the table that replaced this table."""
     fault: PublicationFault | None = None
     """The reason of `error`, if a publication omits changes of the table."""
+
+    @property
+    def has_lost_identity(self) -> bool:
+        """Whether the table stops because it lost its replica identity."""
+        return self.error is not None and self.error.code == IdentityLostError.code
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,25 +493,18 @@ def _judge_lost_identity(
     has_lost = table.last.identity not in (None, NONE) and not identity.is_usable
     if not (is_kept and has_lost and table.is_in_sync):
         return case
-    remedy = state.identity_remedy(identity)
-    error = _identity_lost(table.mapping, identity.obstacle, remedy, source)
-    return Case(Fate.STOP, error=ErrorReport.of(error))
+    return _stop_without_identity(table.mapping, identity, state, source)
 
 
-def _identity_lost(
-    mapping: RelationMapping,
-    obstacle: str | None,
-    remedy: Remedy | None,
-    source: SourceMapping,
-) -> IdentityLostError:
+def _stop_without_identity(
+    mapping: RelationMapping, identity: RelationIdentity, state: SourceState, source: SourceMapping
+) -> Case:
     then = "; streamer then copies the table again. To continue with inserts only, run: "
     if has_own_past(mapping.type):
         then = "; then run: "
-    again = _resync_command(mapping, source)
-    return IdentityLostError(
-        f'table "{mapping.source}": {obstacle}, so its updates and deletes are no longer published',
-        hint=Remedy.of(remedy, then, again),
-    )
+    remedy = Remedy.of(state.identity_remedy(identity), then, _resync_command(mapping, source))
+    error = identity_error(state.publications.values(), identity, remedy)
+    return Case(Fate.STOP, error=ErrorReport.of(error))
 
 
 # ---- once the publications have changed --------------------------------------------------------
@@ -627,6 +626,9 @@ def _judge_identity(
     state: SourceState,
     source: SourceMapping,
 ) -> Case | None:
+    if case is not None and case.has_lost_identity and not identity.is_usable:
+        # The application's statements work again if streamer has moved the table.
+        return _stop_without_identity(table.mapping, identity, state, source)
     if case is not None and case.fate is not Fate.COPY_AT_POINT:
         return case
     former = table.last.identity

@@ -19,6 +19,7 @@ import psycopg
 import structlog
 
 from streamer.errors.error_classes import (
+    IdentityLostError,
     SourceContentionError,
     SourceRejectedError,
     UnpublishedError,
@@ -148,6 +149,34 @@ def interrupted_error(table: RelationName) -> UnpublishedError:
     return UnpublishedError(
         f'table "{table}" was not published all the time: a session changed its publication, or '
         "dropped and re-created it"
+    )
+
+
+def find_refusal(publications: Iterable[Publication], identity: RelationIdentity) -> str | None:
+    """Return the publication because of which the source refuses updates of a table. Pure."""
+    if not identity.refuses_updates:
+        return None
+    holding = (p for p in publications if "update" in p.publishes and p.has(identity.name))
+    return next((publication.name for publication in holding), None)
+
+
+def identity_error(
+    publications: Iterable[Publication],
+    identity: RelationIdentity,
+    remedy: Remedy | None = None,
+) -> IdentityLostError:
+    """Return the error of a table without a usable replica identity. Pure.
+
+    A table that is no longer in the publication of updates has updates that the target lacks.
+    """
+    effect = "its updates and deletes are no longer published"
+    if (name := find_refusal(publications, identity)) is not None:
+        effect = (
+            "the source refuses the application's UPDATE and DELETE while publication "
+            f'"{name}" has the table'
+        )
+    return IdentityLostError(
+        f'table "{identity.name}": {identity.obstacle}, so {effect}', hint=remedy
     )
 
 
@@ -523,12 +552,15 @@ def moves_to_updates(
     source: SourceMapping, table: RelationName, existing: Mapping[str, Publication]
 ) -> list[str]:
     """Return the statements that move *table* to the publication of updates. Pure."""
-    moves = {source.publication_inserts: "drop", source.publication: "add"}
+    updates, inserts = existing[source.publication], existing[source.publication_inserts]
+    moves = []
+    if table in inserts.members:
+        moves.append((inserts, "drop"))
+    if not (updates.has(table) or updates.has_all_tables):
+        moves.append((updates, "add"))
     return [
-        f"alter publication {quote_identifier(name)} {verb} table {_members([table])}"
-        for name, verb in moves.items()
-        if (publication := existing.get(name)) is None
-        or not (publication.has_all_tables or table.namespace in publication.namespaces)
+        f"alter publication {quote_identifier(publication.name)} {verb} table {_members([table])}"
+        for publication, verb in moves
     ]
 
 
