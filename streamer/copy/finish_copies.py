@@ -39,7 +39,7 @@ from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.parts.ctid_ranges import CopyPart, cut
 from streamer.copy.prepare_copy import TableCopy, swap_of
 from streamer.copy.reach_point import reach_with_snapshot
-from streamer.copy.refused_values import remedy_for_null
+from streamer.copy.refused_values import remedy_for_conflict
 from streamer.copy.resync_scope import cut_keys, source_condition
 from streamer.copy.round_removal import RoundRemoval
 from streamer.copy.shared_copies import (
@@ -295,8 +295,10 @@ class Finisher:
                 return  # a caller has given up this copy and requested a new copy
             if exc.retry is not Retry.TIMED:
                 copy.is_done = True
-                if isinstance(exc, ConflictError) and exc.kind == "not_null":
-                    exc.remedy = remedy_for_null(copy.target, exc.column)
+                if isinstance(exc, ConflictError) and exc.remedy is None:
+                    is_null = exc.kind == "not_null"
+                    names = (None, exc.column) if is_null else (exc.constraint, None)
+                    exc.remedy = remedy_for_conflict(copy.target, copy.mapped.mapping, *names)
                 await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
             elif _can_wait(copy, exc):
                 copy.backoff.log(log, f'the switch of "{copy.name}" to streaming is delayed', exc)

@@ -5,9 +5,11 @@ With `ddl: capture`, streamer widens the types when a source joins a shared tabl
 """
 
 from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.write.rejection_advice import drop_refusing
 from streamer.bookkeeping.relation_definitions import read_others
 from streamer.errors.error_classes import TargetSchemaError
 from streamer.errors.remedies import Remedy, at_target, run
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.schema.target_relation import TargetRelation
 from streamer.schema_changes.read_definitions import read_target_types
@@ -34,23 +36,23 @@ async def remedy_for_refusal(
     missing = await MissingGrants.read(target, [mapped.mapping])
     return (
         missing.remedy
-        or remedy_for_constraint(table, constraint)
-        or remedy_for_null(table, column)
+        or remedy_for_conflict(table, mapped.mapping, constraint, column)
         or await _remedy_for_values(target, mapped, relation, table)
     )
 
 
-def remedy_for_constraint(table: TargetRelation, name: str | None) -> Remedy | None:
-    """Return a remedy for a copy that constraint or unique index *name* of the target refuses; None
-    without a name. Pure.
+def remedy_for_conflict(
+    table: TargetRelation, mapping: RelationMapping, constraint: str | None, column: str | None
+) -> Remedy | None:
+    """Return a remedy for a copied row that *constraint* or *column* of the target refuses, as
+    `remedy_for_refusal`. Pure.
     """
-    if name is None:
-        return None
-    words = "unless the source has that constraint as well, run at the target: "
-    return Remedy.of(words, at_target(table.drop_sql(name)))
+    if constraint is not None:
+        return drop_refusing(table, mapping, constraint)
+    return _remedy_for_null(table, column)
 
 
-def remedy_for_null(table: TargetRelation, column: str | None) -> Remedy | None:
+def _remedy_for_null(table: TargetRelation, column: str | None) -> Remedy | None:
     """Return a remedy for a copy with a null value that *column* of the target refuses. Pure.
 
     None without a column, and for a column of the primary key.

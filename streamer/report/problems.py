@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC
 from typing import Any, Final, Self, final
 
-from streamer.errors.error_classes import GUIDES, RUNBOOKS, ComparisonError
+from streamer.errors.error_classes import GUIDES, RUNBOOKS, ComparisonError, ConflictError
 from streamer.errors.error_reports import ErrorReport, is_retried, runbook_address
 from streamer.errors.remedies import CONTINUES, Command, Remedy, Sql, at_target, run
 from streamer.mapping.rules import SourceLabel
@@ -460,6 +460,10 @@ class _TableRules:
         stored = None if error is None else error.remedy
         remedy = stored
         choices: tuple[Command, ...] = (self._resume, self._resync)
+        is_conflict = error is not None and error.code == ConflictError.code
+        if stored is not None and (is_conflict or stored.has("resume")):
+            # A conflict has a resync in its remedy if a copy can help; `resume` repeats a copy.
+            choices = (self._resume,)
         if self._table.needs_resync or (stored is not None and stored.has("resync")):
             choices = ()
             if stored is None or not stored.has("resync"):

@@ -145,6 +145,15 @@ class TargetRelation:
         """Whether other tables than that of *mapping* may write the target, too."""
         return mapping.rule.is_disjoint or (self.has_sid and mapping.sid is not None)
 
+    def lacks_sid(self, mapping: RelationMapping, name: str) -> bool:
+        """Whether constraint or unique index *name* compares rows of *mapping* with rows of other
+        sids.
+        """
+        if mapping.sid is None or not self.has_sid:
+            return False
+        indexes = (part.index for part in self.objects if part.name == name)
+        return any(index is not None and SID not in index.columns for index in indexes)
+
     def drop_sql(self, name: str) -> str:
         """Return the statement that drops constraint *name*, or a unique index without a
         constraint.

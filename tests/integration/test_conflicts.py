@@ -6,6 +6,7 @@ import pytest
 
 from streamer.apply.write import conflicts as conflicts_module
 from streamer.commands.conflict_log import ConflictRecord, read_conflicts
+from streamer.errors.remedies import CONTINUES
 from streamer.mapping.scope import Scope
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
@@ -168,6 +169,7 @@ async def test_a_unique_index_of_the_target_alone_goes_as_the_message_says(share
     await shared.table_state("t", "error")
     error = (await shared.table("t"))["error"]
     (statement,) = re.findall("run at the target: ([^;]*);", error)
+    assert f"{statement}; {CONTINUES}; or " in error
     shared.target.execute(statement)
     await shared.caught_up()
     assert shared.target.execute("select id from t order by id") == [(1,), (9,)]

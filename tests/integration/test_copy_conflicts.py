@@ -20,10 +20,9 @@ REFUSED = {
 """By table; `b` and `c` fail when streamer restores their indexes after the rows are copied."""
 
 
-@pytest.mark.follows("copy.refused_values:remedy_for_null")
-@pytest.mark.follows(
-    "copy.refused_values:remedy_for_constraint", "bookkeeping.deferred_indexes:_give_up"
-)
+@pytest.mark.follows("copy.refused_values:_remedy_for_null")
+@pytest.mark.follows("apply.write.rejection_advice:_run_at_target")
+@pytest.mark.follows("bookkeeping.deferred_indexes:_give_up")
 async def test_a_constraint_that_refuses_a_copy_is_named_with_its_key_and_its_sql(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

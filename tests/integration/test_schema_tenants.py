@@ -16,13 +16,15 @@ from streamer.commands.tenants.tenant_list import read_tenants
 from streamer.commands.wait import wait
 from streamer.compare.comparison import ComparisonScope
 from streamer.errors.error_classes import MappingError
+from streamer.errors.remedies import CONTINUES
 from streamer.mapping.scope import Scope
 from streamer.mapping.sid_and_history_columns import HISTORY_OPEN
+from streamer.report.problems import ProblemKind
 from streamer.target.connection import TargetAddress
 from tests.support.checking import ERROR, Checker
 from tests.support.comparing import Compare
 from tests.support.postgres import Database
-from tests.support.remedies import Operator, remedy_of
+from tests.support.remedies import Operator, are_gone, find_in, read_problems, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
@@ -479,3 +481,49 @@ async def test_schemas_come_and_go_while_processes_die(
         assert_equal(source, target, sorted(present))
     finally:
         await streamer.stop()
+
+
+@pytest.mark.follows("apply.write.rejection_advice:_run_at_target")
+async def test_a_unique_index_without_the_sid_goes_and_no_copy_is_offered(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """A copy of a tenant keeps the rows of the other tenant, so the same rows collide again."""
+    for sid in "ab":
+        source.execute(
+            f"create schema tenant_{sid}; create table tenant_{sid}.t (id int primary key, v int);"
+            f"insert into tenant_{sid}.t values (0, {-ord(sid)})"
+        )
+    async with stream('"tenant_*.*": {sid: "{schema:tenant_(.*)}"}') as streamer:
+        operator, find = Operator(streamer.path, source, target), find_in(streamer)
+        await streamer.caught_up()
+        target.execute("create unique index t_v on t (v)")
+        source.execute("insert into tenant_a.t values (1, 1)")
+        await streamer.caught_up()
+        source.execute("insert into tenant_b.t values (1, 1)")
+        problem = await find("tenant_b.t", ProblemKind.TABLE)
+        assert 'rows of two sids can collide, because "t_v" lacks column "sid"' in problem.sentence
+        assert [command.action for command in problem.commands] == ["resume"]
+
+        # WHEN a copy fails, too, THEN the problem keeps the statement.
+        await streamer.ask("resync", "tenant_b.t")
+        remedy = await remedy_of(streamer, "tenant_b.t", "after copying")
+        assert problem.remedy is not None
+        assert remedy.sql == problem.remedy.sql
+        (problem,) = await read_problems(streamer)
+        assert [command.action for command in problem.commands] == ["resume"]
+        await operator.follow(remedy)
+        await streamer.caught_up(60)
+
+        # Without a copy, the stream continues by itself after the statement.
+        target.execute("create unique index t_v on t (v) where v > 1")
+        source.execute("insert into tenant_a.t values (2, 2)")
+        await streamer.caught_up()
+        source.execute("insert into tenant_b.t values (2, 2)")
+        problem = await find("tenant_b.t", ProblemKind.TABLE)
+        assert problem.remedy is not None
+        assert CONTINUES in str(problem.remedy)
+        await operator.follow(problem.remedy)
+        await are_gone(streamer)
+        await streamer.caught_up()
+        wanted = [("a", 1, 1), ("a", 2, 2), ("b", 1, 1), ("b", 2, 2)]
+        assert target.execute("select sid, id, v from t where id > 0 order by 1, 2") == wanted

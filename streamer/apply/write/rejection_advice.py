@@ -18,7 +18,8 @@ from streamer.errors.error_classes import (
     UntranslatableTextError,
     ValueConversionError,
 )
-from streamer.errors.remedies import Remedy, Step, at_source, at_target, run
+from streamer.errors.remedies import CONTINUES, Remedy, Step, at_source, at_target, run
+from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import (
     quote_columns,
@@ -26,6 +27,7 @@ from streamer.postgres.quoting import (
     quote_literal,
     quote_qualified,
 )
+from streamer.schema.target_relation import TargetRelation
 
 _KEY_COLUMNS: Final = re.compile(r"Key \(([^)]*)\)=")
 _MISSING_LABEL: Final = re.compile(
@@ -96,14 +98,7 @@ def _conflict(
             yield "at the source, delete one of the two rows with this key, or change its key"
             yield resync
         case "insert_exists" | "exclusion":
-            if error.constraint and not _is_primary_key(error, plan):
-                yield Remedy.of(
-                    "unless the source has that constraint as well, ",
-                    _run_at_target(plan.target.drop_sql(error.constraint)),
-                )
-            yield "delete the conflicting row at the target, if streamer did not write it"
-            yield resync
-            yield _QUARANTINE
+            yield from _collision(error, mapped, plan, resync)
         case "several_rows":
             keys = [*([SID] if plan.sid is not None else []), *(c.name for c in plan.key)]
             index = f"create unique index on {plan.table} ({quote_columns(keys)})"
@@ -134,6 +129,29 @@ def _conflict(
         case _:
             yield "find out why the target rejects the row, and change the table or its trigger"
             yield _QUARANTINE
+
+
+def _collision(
+    error: ConflictError, mapped: MappedRelation, plan: ApplyPlan, resync: Remedy
+) -> Iterable[str | Remedy]:
+    # A copy keeps the rows of other sids, and would meet the same row.
+    can_resync = not plan.target.lacks_sid(mapped.mapping, error.constraint or "")
+    if error.constraint and not _is_primary_key(error, plan):
+        drop = drop_refusing(plan.target, mapped.mapping, error.constraint)
+        # The list of problems adds these words to a remedy without a command.
+        yield Remedy.of(drop, f"; {CONTINUES}") if can_resync else drop
+    yield "delete the conflicting row at the target, if streamer did not write it"
+    if can_resync:
+        yield resync
+    yield _QUARANTINE
+
+
+def drop_refusing(table: TargetRelation, mapping: RelationMapping, name: str) -> Remedy:
+    """Return a remedy for a row of *mapping* that constraint or unique index *name* refuses."""
+    reason = "unless the source has that constraint as well, "
+    if table.lacks_sid(mapping, name):
+        reason = f'rows of two sids can collide, because "{name}" lacks column "{SID}"; '
+    return Remedy.of(reason, _run_at_target(table.drop_sql(name)))
 
 
 def _is_primary_key(error: ConflictError, plan: ApplyPlan) -> bool:
