@@ -16,7 +16,7 @@ indexes/         indexes that foreign keys need, and deferred ones
 compare/         the rows of sources and target compared while both change
 runtime/         the tasks: session/pipeline.py puts 1 to 6 together (start there), engine, guards
 report/          the facts of a fleet, and the one list of problems among them
-config/          settings, and the mapping of static mode
+config/          settings, and the mapping of the configuration file
 observability/   metrics, logs, HTTP
 commands/        the work of the commands
 admin/           the mapping in a database: draft, plan, apply; the API, the page

@@ -94,8 +94,9 @@ class AdminServer:
         return [] if problem is None else [reason_of(of_mapping(problem.report))]
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
-        """Switch to the last applied revision, or in static mode to *mapping*. Raises
-        StreamerError.
+        """Switch to the last applied revision, or without a mapping database to *mapping*.
+
+        Raises StreamerError.
         """
         await self._service.reload(settings, mapping)
 

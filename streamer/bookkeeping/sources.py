@@ -55,7 +55,7 @@ class SourceRecord:
     holder: Annotated[str | None, Codec("case when l.is_locked then {} end")] = None
     """Host and pid of the process whose session holds the source's lock."""
     implementation: Annotated[str | None, Codec("case when l.is_locked then {} end")] = None
-    """The implementation of the hot path that this process uses."""
+    """The implementation of the work per change that this process uses: compiled or pure."""
 
     @property
     def label(self) -> str:

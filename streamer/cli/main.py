@@ -372,8 +372,8 @@ def doctor(
     """Diagnose problems, and name the next step for each.
 
     The diagnosis lists the problems of `status`, and the further findings of `check`. The exit code
-    is 1 if there is a problem. Server messages in a bundle can contain values of rows: review it
-    before you share it.
+    is 1 if a problem has the severity `error`; warnings do not change the exit code. Server
+    messages in a bundle can contain values of rows: review the bundle before you share it.
     """
     from streamer.admin.page.manual_page import reachable_address
     from streamer.commands.doctor import bug_report as bundle_command
@@ -454,7 +454,7 @@ def wait(
 
     The exit code is 1 after the timeout, and 2 if the mapping has no sources. A source that does
     not answer counts as behind, and the message names the source. The filters work as in `status`.
-    With --problems, the command waits for the sources with a problem when it starts.
+    With --problems, the command waits for the sources that have a problem when the command starts.
     """
     from streamer.commands import wait as wait_command
     from streamer.commands.status_problems import with_problems
@@ -526,9 +526,9 @@ def compare(
     """Compare the rows and definitions of sources and target while both keep changing.
 
     The exit code is 0 if all rows are equal, and 1 if rows differ or the command cannot tell. The
-    comparison holds no locks and stops no stream: it rereads each row that differs on both sides
-    until the target has the source's changes. The command compares only the definitions that
-    `create` asks for.
+    comparison holds no locks and stops no stream. If a row differs, the command reads the row on
+    both sides again until the target has the source's changes. The command compares only the
+    definitions that `create` asks for.
     """
     if repair and sql is not None:
         fail("--repair and --sql cannot be used together", 2)

@@ -93,7 +93,8 @@ def drop_quarantine(
 ) -> None:
     """Delete changes from quarantine. The target never receives dropped changes.
 
-    streamer applies later changes of the same rows again.
+    streamer then applies later changes of these rows as usual, instead of moving them into
+    quarantine.
     """
     if table is None and not number:
         fail("give a TABLE, or changes with --id", 2)

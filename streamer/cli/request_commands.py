@@ -168,7 +168,7 @@ def resync(
 ) -> None:
     """Copy a table again while the remaining tables keep streaming.
 
-    The target stores the request: a running process acts at once, or else the next start.
+    The target stores the request: a running process acts at once, otherwise the next start does.
     Readers of the target see the old rows until a single transaction replaces them. The
     command waits for the end of the copy; Ctrl-C ends the command and leaves the copy running.
     """
@@ -194,7 +194,7 @@ def pause(
 ) -> None:
     """Hold a table's changes until `resume`. The source retains their WAL.
 
-    The target stores the request: a running process acts at once, or else the next start.
+    The target stores the request: a running process acts at once, otherwise the next start does.
     """
     _request("pause", table, database, sid, no_wait=no_wait, as_json=as_json)
 
@@ -218,7 +218,7 @@ def resume(
 
     If `max_deleted_rows` paused the table, the command applies the transaction only if it names the
     table. A pattern does not resume the table.
-    The target stores the request: a running process acts at once, or else the next start.
+    The target stores the request: a running process acts at once, otherwise the next start does.
     """
     options = {"skip_deletes": True} if skip_deletes else None
     _request("resume", table, database, sid, options, no_wait=no_wait, as_json=as_json)

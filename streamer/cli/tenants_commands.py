@@ -36,7 +36,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Confirm.")]
 
 @tenants.command("list", epilog=example("streamer tenants list --database shop"))
 def list_tenants(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """List mapped databases and schemas, and removed ones whose rows may still be in the target."""
+    """List mapped databases and schemas, and removed tenants with rows in the target."""
     from streamer.commands.tenants import tenant_list
 
     _, mapping, address = load_with_target()
@@ -67,9 +67,9 @@ def add_tenants(
 ) -> None:
     """Add databases to a group, with the tables and settings of the group.
 
-    With a mapping database the command applies the draft, unless the draft contains other changes.
-    In static mode it edits the configuration file, unless the edit would lose comments or layout.
-    Then it prints the lines to write.
+    With a mapping database, the command applies the draft, unless the draft contains other changes.
+    Without a mapping database, the command edits the configuration file. If the edit would lose
+    comments or layout, the command prints the lines to add instead.
     """
     import asyncio
 
@@ -110,9 +110,9 @@ def remove_tenant(
 ) -> None:
     """Stop a tenant, and drop its slot and publications. Its rows in the target stay.
 
-    `streamer tenants purge` then deletes the rows. In static mode a process that runs must read
-    the configuration file again, by SIGHUP; the command waits for that. The exit code is 1 if the
-    process still runs the tenant after the timeout.
+    `streamer tenants purge` then deletes the rows. Without a mapping database, send SIGHUP to the
+    running process, so that the process reads the configuration file again; the command waits for
+    that. The exit code is 1 if the process still runs the tenant after the timeout.
     """
     import asyncio
 

@@ -1,1 +1,1 @@
-"""Configuration: process settings, and the mapping of static mode."""
+"""Configuration: process settings, and the mapping of the configuration file."""

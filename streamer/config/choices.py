@@ -67,7 +67,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "recomputes",
         "attach_partition": "a partition attached with rows in it; without `apply` the table "
         "continues, and its status shows that these rows are missing",
-        "detach_partition": "a partition detached or dropped: its rows leave the target table",
+        "detach_partition": "a partition detached or dropped; with `apply`, its rows leave the "
+        "target table, except in an append table",
         "rename_table": "a new name of a partition, or a new name or schema of a table that a "
         "single pattern matches. For such a table, `ignore` acts like `stop`",
         "add_index": "a new index, if `create` is `keys` or `all`",
@@ -107,7 +108,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "start": "the time at which the version begins; `kvsz_start` by default",
         "end": "the time at which the version ends; `kvsz_end` by default",
         "deleted": "whether a delete ended the version; `kvsz_deleted` by default",
-        "id": "the order of versions with one key; `kvsz_id` by default",
+        "id": "the order of the versions of a key; `kvsz_id` by default",
     },
     "interval": {
         "day": "from midnight to midnight",
@@ -116,8 +117,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "year": "a calendar year",
     },
     "on_expired": {
-        "drop": "streamer drops the partition with its rows, and deletes rows of the default "
-        "partition that are as old",
+        "drop": "streamer drops the partition with its rows, and deletes rows of that age from the "
+        "default partition",
         "detach": "the partition stays as a table of its own; rows of the default partition stay",
     },
     "on_delete": {

@@ -335,9 +335,9 @@ class TableSettings(Strict):
     columns: dict[str, str] | None = Field(
         default=None,
         title="Columns",
-        description="Columns to replicate, with their names at the target. The key is required. If "
-        "you created the target table yourself, the table also gets other columns that exist on "
-        "both sides. By default streamer replicates all columns under the source's names.",
+        description="Columns to replicate, with their names at the target. The key is required. In "
+        "a target table that you created yourself, streamer also writes unlisted columns that "
+        "exist on both sides. By default streamer replicates all columns under the source's names.",
         examples=[{"id": "order_id", "customer_id": "customer_id", "total": "total"}],
     )
     exclude: list[str] = Field([], title="Columns left out", description="Columns to leave out.")
@@ -399,8 +399,9 @@ class TableSettings(Strict):
         default=False,
         title="Partitions at the target",
         description="A target that streamer creates for a partitioned table has the same "
-        "partitions, with their names and bounds. With `ddl: capture`, streamer also creates and "
-        "drops partitions at the target. Not for `type: history`.",
+        "partitions, with their names and bounds. With `ddl: capture`, streamer also creates later "
+        "partitions, and detaches partitions if `on_ddl` applies `detach_partition`. Not for "
+        "`type: history`.",
     )
     partition_by: PartitionSettings | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""Static mode: the ``sources`` of the configuration as a `Mapping`.
+"""The ``sources`` of the configuration file as a `Mapping`, without a mapping database.
 
 `MappingBuilder` also builds the mapping of the mapping database, so both accept the same rules.
 """

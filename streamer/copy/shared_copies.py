@@ -2,9 +2,9 @@
 
 A row of the target does not show its source table. So a first copy inserts all rows of its table in
 one transaction, and a row with the same key refuses the copy. A later copy would have to remove the
-former rows of its table. streamer removes the rows of all tables together, once every table with
-this target waits for a copy and none of them writes. The first of these copies removes the rows in
-the transaction that inserts its own rows, and the later copies insert like first copies.
+rows that its table wrote before. streamer removes the rows of all tables together, once every table
+with this target waits for a copy and none of them writes. The first of these copies removes the
+rows in the transaction that inserts its own rows, and the later copies insert like first copies.
 
 A copy of differing rows inserts and updates by key, and deletes none. The target's key has refused
 the keys of each row that an INSERT brought. So streamer refuses this copy for a table with a gap.
@@ -38,19 +38,19 @@ class Entry(enum.Enum):
     INSERT = enum.auto()
     """The target contains no row of this table."""
     REPLACE_ALL = enum.auto()
-    """Every table waits for a copy, so the rows of all tables are former rows."""
+    """Every table waits for a copy, which replaces all rows of the target."""
     WAIT = enum.auto()
     """A process has not taken the request for one of the tables yet."""
     REFUSE = enum.auto()
-    """A table streams, and the target may contain former rows of this table."""
+    """A further table streams, and the target may contain earlier rows of this table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharer:
     """A table that writes to the shared target table.
 
-    ``has_rows``: the target may contain former rows. ``awaits_copy``: the table writes nothing
-    until its copy ends. ``is_requested``: a request for a copy is queued.
+    ``has_rows``: the target may contain rows of the table. ``awaits_copy``: the table does not
+    write until its copy ends. ``is_requested``: a request for a copy is queued.
     """
 
     relation_id: int
@@ -89,7 +89,7 @@ async def _read_entry(target: TargetConnection, mapped: MappedRelation) -> Entry
 
 
 async def require_common_copy(target: TargetConnection, mapped: MappedRelation) -> None:
-    """Refuse a copy whose former rows cannot be identified. Raises SharedTableError."""
+    """Refuse a copy that would have to find the rows of its table. Raises SharedTableError."""
     if await _read_entry(target, mapped) is Entry.REFUSE:
         raise shared_copy_error(mapped)
 
@@ -132,11 +132,11 @@ async def begin_replacement(
 
 
 def shared_copy_error(mapped: MappedRelation) -> SharedTableError:
-    """Return the error of a copy that would have to find the former rows of its table. Pure."""
+    """Return the error of a copy that would have to find the rows of its table. Pure."""
     mapping = mapped.mapping
     error = SharedTableError(
-        f'a copy of only "{mapping.source}" cannot find its former rows in target '
-        f'"{mapping.target}"'
+        f'a copy of only "{mapping.source}" cannot find the rows of "{mapping.source}" in target '
+        f'"{mapping.target}", which several tables share'
     )
     advise_resync(mapped, error)
     return error

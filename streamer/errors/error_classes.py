@@ -125,7 +125,6 @@ class SourceConfigurationError(SourceError):
     """An environment variable or stored password of a source is missing; remaining sources run."""
 
     code = "source_configuration"
-    runbook = "source-unreachable"
     exit_code = 2
     advice = "Set the variable that the message names, then send SIGHUP or restart `run`."
 
@@ -134,7 +133,6 @@ class SourceConnectionError(SourceError):
     """The source is unreachable, or the connection to it was lost."""
 
     code = "source_down"
-    runbook = "source-unreachable"
     retry = Retry.TIMED
     exit_code = 3
     advice = "Check that the server runs and accepts connections."
@@ -188,7 +186,6 @@ class SourceDatabaseError(SourceError):
     code = "source_database"
     exit_code = 3
     advice = "Correct the url: the urls of two sources may be swapped."
-    runbook = "source-unreachable"
 
 
 class SourcePasswordError(SourceConnectionError):
@@ -206,7 +203,6 @@ class SourceRejectedError(SourceError):
     """The source rejects the role: authentication, pg_hba.conf or a missing privilege."""
 
     code = "source_auth"
-    runbook = "source-unreachable"
     retry = Retry.MANUAL
     exit_code = 3
     advice = "Correct the password or `pg_hba.conf`, or run the SQL in the message."
@@ -218,7 +214,6 @@ class SourceContentionError(SourceError):
     """
 
     code = "source_busy"
-    runbook = "source-unreachable"
     retry = Retry.TIMED
     advice = "End the session, or wait; `streamer status` names its pid, role and age."
 
@@ -227,7 +222,6 @@ class SourceUnreadyError(SourceError):
     """The source is not set up for logical replication, or has no free slots."""
 
     code = "source_settings"
-    runbook = "source-unreachable"
     retry = Retry.MANUAL
     advice = "Change the setting in the message; `wal_level` needs a restart of the server."
 
@@ -268,7 +262,6 @@ class SlotWaitError(SourceError):
     """
 
     code = "slot_wait"
-    runbook = "source-unreachable"
     retry = Retry.MANUAL
     advice = "End the transaction; the message names its pid. A copy then needs `streamer resume`."
 
@@ -303,7 +296,7 @@ class SourceDivergedError(SourceError):
 
 
 class SourceTakenError(SourceError):
-    """The slot or a publication with this source's names belongs to another installation, or a
+    """A slot or a publication with the name of this source belongs to another installation, or a
     foreign program has read from the slot.
     """
 
@@ -337,7 +330,9 @@ class UnpublishedError(SourceError):
 
 
 class IdentityLostError(SourceError):
-    """A table lost its replica identity, so its updates and deletes are no longer published."""
+    """A table lost its replica identity: the source refuses its updates and deletes, or no longer
+    publishes them.
+    """
 
     code = "identity_lost"
     runbook = "table-gone"
@@ -392,7 +387,6 @@ class TargetConnectionError(TargetError):
     retry = Retry.TIMED
     exit_code = 3
     advice = "Check that the server runs and accepts connections."
-    runbook = "target-away"
 
 
 class TargetMovedError(TargetConnectionError):
@@ -428,7 +422,6 @@ class TargetRejectedError(TargetError):
     """The target rejects the role: authentication, pg_hba.conf or a missing privilege."""
 
     code = "target_auth"
-    runbook = "target-away"
     retry = Retry.MANUAL
     exit_code = 3
     advice = (
@@ -444,7 +437,6 @@ class TargetContentionError(TargetError):
     """The target is short of a resource: a lock, a deadlock, disk space or connections."""
 
     code = "target_busy"
-    runbook = "target-away"
     retry = Retry.TIMED
     advice = "If the error persists, find the session that holds the lock, or free disk space."
 
@@ -597,7 +589,9 @@ class ConflictError(TargetError):
 
 
 class MassDeleteError(StreamerError):
-    """A source transaction deletes more rows than `max_deleted_rows` allows, so it waits."""
+    """A source transaction deletes more rows than `max_deleted_rows` allows, or truncates the
+    table. The table waits before this transaction.
+    """
 
     code = "mass_delete"
     runbook = "mass-delete"
@@ -606,7 +600,9 @@ class MassDeleteError(StreamerError):
 
 
 class SharedTableError(StreamerError):
-    """A command affects rows of a target table whose source tables only the keys distinguish."""
+    """Source tables share a target table by `keys: disjoint`, so streamer cannot find the rows of a
+    single source table at the target.
+    """
 
     code = "shared_table"
     runbook = "table-in-error"
@@ -627,7 +623,6 @@ class SnapshotExpiredError(SyncError):
     """The snapshot of a copy is gone."""
 
     code = "snapshot"
-    runbook = "copy-does-not-finish"
     retry = Retry.TIMED
     advice = "None: the copy starts again."
 
@@ -636,7 +631,6 @@ class SyncAgainError(SyncError):
     """A table was altered, rewritten or locked during its copy."""
 
     code = "sync_again"
-    runbook = "copy-does-not-finish"
     retry = Retry.TIMED
     advice = "None: the copy of that table starts again."
 
@@ -645,7 +639,6 @@ class SparkJobError(SyncError):
     """The Spark process ended, or its job failed."""
 
     code = "spark"
-    runbook = "copy-does-not-finish"
     retry = Retry.TIMED
     advice = "If the error persists, check Java, memory and `sync.spark_master`."
 
@@ -669,7 +662,7 @@ class ScriptError(StreamerError):
 
 
 class CutoverError(StreamerError):
-    """A step of `streamer cutover` cannot be done."""
+    """A step of `streamer cutover` failed."""
 
     code = "cutover"
     exit_code = 1
@@ -707,7 +700,10 @@ class StoreError(ConfigurationError):
 
 
 class AdminError(StreamerError):
-    """The API rejects the request. ``status`` is the HTTP status of the answer."""
+    """The API rejects the request for a reason without a code of its own.
+
+    ``status``: the HTTP status of the answer.
+    """
 
     code = "admin"
     runbook = "request-rejected"

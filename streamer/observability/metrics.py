@@ -106,9 +106,9 @@ class Metrics:
         )
         self.apply_seconds = TableSeconds(
             "streamer_apply_seconds",
-            "Time in which the target writes a window of changes of a table; tables of the same "
-            "message have equal shares. Only for the 20 tables on which a process spent the most "
-            "time",
+            "Time in which the target writes a table's changes of a window. If a window has "
+            "several tables, its time is divided equally among these tables. Only for the 20 "
+            "tables on which a process spent the most time",
         )
         self.collect_with(self.apply_seconds.read, self.apply_seconds.build)
         self.sync_rows = self._count_by_table(

@@ -6,7 +6,7 @@ without a mapping. So two objects are equal if the statements are equal.
 `create` selects the objects to compare. Columns, types and the primary key belong to each level.
 Extra objects of the target are differences if they may refuse rows of the source: constraints and
 unique indexes. A default that only the target has, on a column of the source, is a difference, too:
-programs would get this default after a cut-over. Indexes for readers and extra columns are the
+programs would get this default after a cut-over. Plain indexes and extra columns are the
 operator's business.
 
 A table of several sources must accept the values of all sources. So a longer type, more labels of

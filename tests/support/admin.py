@@ -97,7 +97,7 @@ async def admin(
     sources: str = "",
     is_alone: bool = True,
 ) -> AsyncIterator[Admin]:
-    """Open the API; with *sources* in static mode.
+    """Open the API; with *sources* without a mapping database.
 
     A call that blocks the event loop fails, if the API is the only user of the loop (*is_alone*).
     """

@@ -47,7 +47,7 @@ def _add_views(
         health: Health = None,
         database: Text = None,
     ) -> Any:
-        """List the sources in a line each, without their tables."""
+        """List the sources, without their tables."""
         fleet, _ = await status.fleet()
         lines = choose(fleet, LineFilter(q or "", health or "", database or "", sort))
         part = lines[(page - 1) * per_page : page * per_page]
@@ -81,7 +81,7 @@ def _add_views(
     ) -> Any:
         """Return lag, rate and held bytes of a table over the last day.
 
-        The process keeps the history of 256 tables, from the first request or change on.
+        The process keeps the history of 256 tables, from the first request or change of a table on.
         """
         label = service.source(database, sid).label
         name = str(parse_name(table))
@@ -91,8 +91,8 @@ def _add_views(
     async def fleet_history(since: Since = 0.0) -> Any:
         """Return the highest lag, the rate and the retained WAL of all sources over the last day.
 
-        `p50_seconds` and the like are quantiles of commit to visible, of the sources of this
-        process.
+        `p50_seconds` and similar fields are quantiles of the time from a commit to its visibility,
+        for the sources of this process.
         """
         columns = await in_admin_thread(events.history.fleet_columns, since)
         return _history(events, columns)
@@ -135,7 +135,7 @@ def _add_actions(router: APIRouter, service: AdminService, status: StatusReader)
     async def restart_source(request: Request, values: api_models.SourceName) -> dict[str, Any]:
         """Restart the work on a running source; other sources continue.
 
-        The list of acts shows the outcome of the request.
+        `GET /audit` and `streamer requests` show the outcome.
         """
         asked = await service.restart(values.database, values.sid, actor_of(request))
         status.forget()

@@ -47,7 +47,7 @@ def _add_actions(router: APIRouter, service: AdminService) -> None:
     async def resync(
         request: Request, number: Number, values: api_models.ResyncBody | None = None
     ) -> dict[str, Any]:
-        """Copy a table again while the others keep streaming."""
+        """Copy a table again while the remaining tables keep streaming."""
         body = values or api_models.ResyncBody()
         options = body.resync().to_json()
         names = await service.act("resync", number, body.sid, actor_of(request), options)

@@ -16,15 +16,15 @@ def add_tenants(router: APIRouter, service: AdminService) -> None:
 
     @router.get("/tenants", tags=["tenants"])
     async def list_tenants(database: Text = None) -> dict[str, Any]:
-        """List the mapped databases, and removed ones whose rows may still be in the target."""
+        """List the tenants, and removed tenants whose rows may still be in the target."""
         return {"items": await service.tenants.list(database)}
 
     @router.post("/tenants", tags=["tenants"], status_code=201)
     async def add_tenant(request: Request, values: api_models.NewTenantBody) -> dict[str, Any]:
         """Add a database to a group, with the tables of the group.
 
-        streamer applies the draft, unless the draft contains other changes: `next_step` names what
-        is left.
+        streamer applies the draft, unless the draft contains other changes. `next_step` is the
+        operator's next step, if any.
         """
         return await service.tenants.add(values.database, values.url, values.sid, actor_of(request))
 

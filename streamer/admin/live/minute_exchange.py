@@ -1,9 +1,8 @@
-"""The minutes that the processes of a fleet exchange, through the table `streamer.minute` in the
-target.
+"""Shares the values of each minute among the processes of a fleet, through `streamer.minute`.
 
-Each process stores the minutes of the sources that it runs, and reads the minutes of the other
+Each process stores the rows of the sources that it runs, and reads the rows of the remaining
 processes. So the page of any process shows the history of the whole fleet, and a source that moves
-keeps its history. An unreachable target delays the exchange: the minutes wait in memory.
+keeps its history. An unreachable target delays the exchange: the values wait in memory.
 """
 
 import asyncio

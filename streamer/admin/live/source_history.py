@@ -1,7 +1,8 @@
-"""Samples sources and tables of this process, and stores minutes that outlive the process.
+"""Samples sources and tables of this process, and stores the values of each minute at the target.
 
-A sample uses only facts of this process, without queries. Each completed minute of a source goes to
-the target. All processes read the minutes, including this process after a restart.
+A sample uses only facts of this process, without queries. The values of each completed
+minute of a source go to `streamer.minute`. All processes read these rows, including this process
+after a restart.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ _STATES: Final = {"pause": ("",), "resume": ("", *RESUMABLE), "resync": ("error"
 
 
 class Results:
-    """The outcomes of the last acts, for the page after the redirect."""
+    """The outcomes of the last requests, for the page after the redirect."""
 
     def __init__(self) -> None:
         self._results: OrderedDict[str, tuple[str, list[SourceOutcome]]] = OrderedDict()

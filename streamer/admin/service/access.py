@@ -105,7 +105,7 @@ _ACTS: Final = (
 
 
 def edits_mapping(path: str) -> bool:
-    """Whether an unsafe request to *path* edits the mapping, which static mode refuses."""
+    """Whether an unsafe request to *path* edits the mapping, which needs a mapping database."""
     return has_effect(path) and not path.endswith(_ACTS)
 
 

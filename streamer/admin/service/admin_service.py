@@ -5,7 +5,8 @@ the mapping as the newest revision and switches the engine to it. streamer rejec
 before any change. `streamer run` starts with the newest revision, so a process that dies during a
 switch finishes the switch at the next start.
 
-In static mode the operations only read: the sources of the YAML file are in a store in memory.
+Without a mapping database the operations only read: the sources of the YAML file are in a store in
+memory.
 """
 
 import asyncio
@@ -152,7 +153,7 @@ class AdminService:
     # ---- rows ----------------------------------------------------------------------------------
 
     def check_writable(self) -> None:
-        """Raise ReadOnlyError in static mode."""
+        """Raise ReadOnlyError without a mapping database."""
         if self.is_static:
             raise ReadOnlyError(
                 "the mapping is in the configuration file",
@@ -309,8 +310,8 @@ class AdminService:
             await self.engine.apply(self.select_sources(mapping))
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
-        """Switch to the newest revision, perhaps of another process; in static mode to *mapping*.
-        Raises ConfigurationError, without any change, and StreamerError.
+        """Switch to the newest revision, perhaps of another process; without a mapping database to
+        *mapping*. Raises ConfigurationError, without any change, and StreamerError.
         """
         async with self._applying:
             if not self.is_static:
@@ -683,7 +684,7 @@ def _redacted_row(row: Row) -> Row:
 
 
 async def open_service(settings: Settings, config: Path, mapping: Mapping) -> AdminService:
-    """Open the mapping database, or show the *mapping* of static mode.
+    """Open the mapping database, or show the *mapping* of the configuration file.
 
     Raises ConfigurationError.
     """

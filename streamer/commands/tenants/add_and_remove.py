@@ -1,8 +1,8 @@
 """``streamer tenants add`` and ``remove``: a group's tables and settings are the template.
 
 With a mapping database, both commands edit and apply the draft
-(`streamer.admin.service.edit_draft`). In static mode they edit the configuration file, unless the
-edit would lose comments or layout. Then they print the lines to write.
+(`streamer.admin.service.edit_draft`). Without a mapping database, they edit the configuration file.
+If the edit would lose comments or layout, they print the lines to write instead.
 """
 
 import asyncio

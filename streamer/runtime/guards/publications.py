@@ -178,7 +178,8 @@ class Publishing:
         """Store and publish as *plan* says, so that a crash in between loses no change.
 
         1. *The consequences come before the changes of publications.* Once a column list is
-           complete, or a table has an identity again, no fact shows that the stream lacked changes.
+           complete, or a table has an identity again, the catalogs no longer show that the stream
+           lacked changes.
         2. *A fingerprint that streamer itself changes is cleared first.* If this process dies
            before it has read the next fingerprint, the table continues without an operator.
         3. *The consequences come before the new facts.* After a crash in between, the next plan

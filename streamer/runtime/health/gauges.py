@@ -34,7 +34,8 @@ _OF_SOURCES: Final = {
     "max_slot_wal_keep_size limits it",
     "streamer_heartbeat_seconds": "Delay from a commit at the source until all changes up to this "
     "commit are durable in the target",
-    "streamer_backlog_ratio": "Retained WAL divided by its limit; 0 far from a limit",
+    "streamer_backlog_ratio": "Retained WAL divided by its limit. Without `max_retained_wal`, a "
+    "source that streams has a value only from a quarter of `max_slot_wal_keep_size` on",
     "streamer_journal_bytes": "Bytes in the journal of a source",
 }
 

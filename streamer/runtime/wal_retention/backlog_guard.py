@@ -160,8 +160,8 @@ class BacklogGuard:
     def _may_lose_slot(self) -> bool:
         """Whether the slot may retain half of the server's limit, so that a journal must begin.
 
-        While the source streams, the pipeline measures the slot. So the guard needs no connection
-        before a quarter of the limit.
+        While the source streams, the pipeline measures the slot. So the guard connects only when
+        the slot retains a quarter of the limit.
         """
         if self.source.on_max_retained_wal is not OnMaxRetainedWal.SPOOL:
             return False
