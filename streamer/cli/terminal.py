@@ -171,9 +171,9 @@ def load_with_target(*, needs_sources: bool = False) -> "tuple[Any, Mapping, Tar
 
 
 def target_of(settings: "Settings") -> "TargetAddress":
-    from streamer.target.connection import TargetAddress
+    from streamer.runtime.session_needs import address_of_target
 
     try:
-        return TargetAddress.parse(settings.target.url)
+        return address_of_target(settings)
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)

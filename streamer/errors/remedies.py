@@ -164,6 +164,14 @@ def at_target(*statements: str) -> Sql:
     return Sql("target", statements)
 
 
+def join_remedies(remedies: Iterable[Remedy]) -> Remedy | None:
+    """Return *remedies* as alternatives or steps of one remedy; None if there are none."""
+    parts: list[str | Remedy] = []
+    for remedy in remedies:
+        parts += ["; ", remedy]
+    return Remedy.of(*parts[1:]) if parts else None
+
+
 def then_resync(remedy: Remedy | None, resync: Remedy) -> Remedy:
     """Return *remedy* and then *resync*; *remedy* alone without steps: no change is lost then."""
     if remedy is None:

@@ -1,29 +1,19 @@
 """The causes of failed connection attempts, from the messages of the drivers. Pure.
 
-Neither libpq nor asyncpg reports a SQLSTATE, so the text is the only evidence. With several hosts,
-each host has a separate error.
+libpq reports no SQLSTATE, so the text is the only evidence. With several hosts, each host has a
+separate error.
 """
 
 import os
 import re
 from typing import Final
 
+from streamer.errors.remedies import Remedy, join_remedies
 from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS
+from streamer.postgres.session_refusals import RefusalKind, SessionLogin, find_refusal
 
 _OF_HOST: Final = re.compile(r"^- host: ", re.MULTILINE)
 """Begins the error of a host in psycopg's message about several hosts."""
-_REFUSALS: Final = (
-    "authentication failed",
-    "no pg_hba.conf entry",
-    "does not exist",
-    "not permitted",
-    "no password supplied",
-    "permission denied for database",
-)
-_MAY_NOT_REPLICATE: Final = (
-    "permission denied to start WAL sender",
-    "must be superuser or replication role to start walsender",
-)
 _LOST: Final = ("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof")
 """Texts about a lost encrypted connection, whose cause is not the encryption."""
 _IS_STANDBY: Final = (
@@ -34,7 +24,6 @@ _IS_STANDBY: Final = (
 _IS_POOLER: Final = ("unsupported startup parameter",)
 _IS_PRIMARY: Final = ("session is not read-only", "server is not in hot standby mode")
 
-ROLE_HINT: Final = "check role, password, pg_hba.conf and database"
 STANDBY_HINT: Final = (
     "the server is a standby: promote it with select pg_promote(), or list its primary in the url"
 )
@@ -56,26 +45,35 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
     return any(word in text for word in words)
 
 
-def is_refused(text: str) -> bool:
-    """Return whether every host has refused the role.
+def refusal_kind(text: str, state: str | None = None) -> RefusalKind | None:
+    """Return the kind of cause for which servers refuse a session; None without such a cause.
 
-    A host that is down, or a standby, may soon be the right host.
+    The cause is the login only if every host refuses the login. A host that is down, or a standby,
+    may soon be the right host.
     """
-    return all(_has(message, (*_REFUSALS, *_MAY_NOT_REPLICATE)) for message in _host_errors(text))
+    refusals = [find_refusal(message, state) for message in _host_errors(text)]
+    kinds = {None if refusal is None else refusal.kind for refusal in refusals}
+    if kinds == {RefusalKind.LOGIN}:
+        return RefusalKind.LOGIN
+    return RefusalKind.LIMIT if RefusalKind.LIMIT in kinds else None
 
 
-def may_not_replicate(text: str) -> bool:
-    """Return whether every host has refused a walsender, which needs the attribute REPLICATION."""
-    return all(_has(message, _MAY_NOT_REPLICATE) for message in _host_errors(text))
+def refusal_remedy(text: str, login: SessionLogin, state: str | None = None) -> Remedy | None:
+    """Return the remedies for the hosts that refuse a session; None without such a host."""
+    parts: dict[Remedy, None] = {}
+    for message in _host_errors(text):
+        if (refusal := find_refusal(message, state)) is not None:
+            parts[refusal.remedy(message, login)] = None
+    return join_remedies(parts)
 
 
 def connect_hint(text: str) -> str | None:
-    """Return the operator's next step for the hosts that answered; None if none did."""
+    """Return the next step if the hosts are standbys, primaries or poolers, or lack TLS; None for
+    different errors.
+    """
     hints: dict[str, None] = {}
     for message in _host_errors(text):
-        if _has(message, _REFUSALS):
-            hints[ROLE_HINT] = None
-        elif _has(message, _IS_STANDBY):
+        if _has(message, _IS_STANDBY):
             hints[STANDBY_HINT] = None
         elif _has(message, _IS_PRIMARY):
             hints[PRIMARY_HINT] = None

@@ -50,7 +50,9 @@ _MEANINGS: Final[dict[str, Meaning]] = {
     "P0": Meaning.CONFLICT,
 }
 
-PRIVILEGE_HINT: Final = "grant the role the missing privilege, or make it the owner"
+PRIVILEGE_HINT: Final = (
+    "grant the role the privilege on the object in the message, or make the role its owner"
+)
 """The remedy for 42501 if the statement is unknown."""
 
 _CATALOG_RACE: Final = re.compile(

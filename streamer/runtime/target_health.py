@@ -6,7 +6,8 @@ learn of an outage at the same time. An answer that takes longer than `ANSWER_SE
 outage, so a network that swallows packets is an outage as well.
 
 States: `starting` until the first answer, then `reachable`, `unreachable` (no connection, or no
-answer in time), `refused` (authentication or privileges), `read-only`, `error`.
+answer in time), `refused` (authentication, privileges, or too many connections), `read-only`,
+`error`.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from typing import Any, Final
 import structlog
 
 from streamer.bookkeeping.requests import has_requests
+from streamer.errors.connection_limits import TargetConnectionLimitError
 from streamer.errors.error_classes import (
     StreamerError,
     TargetConnectionError,
@@ -113,10 +115,10 @@ class TargetHealth:
     def judge(self, error: StreamerError, address: TargetAddress) -> None:
         """Enter the state for *error*, with the operator's next step."""
         match error:
+            case TargetRejectedError() | TargetConnectionLimitError():
+                state = TargetState.REFUSED
             case TargetConnectionError():
                 state = TargetState.UNREACHABLE
-            case TargetRejectedError():
-                state = TargetState.REFUSED
             case TargetReadOnlyError():
                 state = TargetState.READ_ONLY
             case _:

@@ -4,7 +4,6 @@ A source's url may have every parameter of libpq, because libpq connects. This m
 translates the driver's errors.
 """
 
-import getpass
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import DictRow, dict_row
 
+from streamer.errors.connection_limits import SourceConnectionLimitError
 from streamer.errors.error_classes import (
     SlotInUseError,
     SlotMissingError,
@@ -29,10 +29,10 @@ from streamer.errors.error_classes import (
     SourceUnreadyError,
     StreamerError,
 )
-from streamer.errors.remedies import Remedy, at_source
+from streamer.errors.remedies import Remedy, join_remedies
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres import pooler, session_settings
-from streamer.postgres.connect_failures import connect_hint, is_refused, may_not_replicate
+from streamer.postgres.connect_failures import connect_hint, refusal_kind, refusal_remedy
 from streamer.postgres.conninfo import has_several_hosts, with_host_first
 from streamer.postgres.credentials import (
     current_password,
@@ -41,10 +41,11 @@ from streamer.postgres.credentials import (
     job_url,
 )
 from streamer.postgres.password_source import PasswordUnavailableError
-from streamer.postgres.quoting import quote_identifier, quote_literal
+from streamer.postgres.quoting import quote_literal
 from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.secret import Secret
 from streamer.postgres.server_limits import limit_hint
+from streamer.postgres.session_refusals import RefusalKind, SessionLogin
 from streamer.postgres.sqlstate import PRIVILEGE_HINT, Meaning, is_catalog_race, meaning
 from streamer.source.synchronous_commit import COMMIT_AT_ONCE_SQL
 
@@ -65,7 +66,19 @@ _BY_MEANING: Final[dict[Meaning, type[StreamerError]]] = {
     Meaning.BUSY: SourceConnectionError,
     Meaning.REJECTED: SourceRejectedError,
 }
+_BY_REFUSAL: Final[dict[RefusalKind | None, type[StreamerError]]] = {
+    RefusalKind.LOGIN: SourceRejectedError,
+    RefusalKind.LIMIT: SourceConnectionLimitError,
+}
 
+SESSIONS_EACH: Final = 3
+"""Sessions for each source beside its walsender: guard, observations, backlog or start."""
+COPY_SESSIONS: Final = 2
+"""Sessions at the source for each source that copies: its snapshot, and the lock on a table."""
+_NEEDS: Final = (
+    f"{SESSIONS_EACH + 1} connections for each source, and {COPY_SESSIONS} and `sync.jobs` more "
+    "for a copy"
+)
 
 # "invalid memory alloc request size 1200000003" has the SQLSTATE of internal errors.
 _ALLOCATION: Final = re.compile(r"invalid memory alloc|string buffer", re.IGNORECASE)
@@ -111,9 +124,8 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
 def _translate_without_sqlstate(error: psycopg.Error, message: str) -> StreamerError:
     # libpq reports a failed connection attempt as text, without SQLSTATE.
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        hint = connect_hint(str(error))
-        kind = SourceRejectedError if is_refused(str(error)) else SourceConnectionError
-        return kind(message, hint=hint)
+        kind = _BY_REFUSAL.get(refusal_kind(str(error)), SourceConnectionError)
+        return kind(message, hint=connect_hint(str(error)))
     return SourceError(message)
 
 
@@ -192,20 +204,19 @@ async def _log_in(source: SourceMapping, parameters: dict[str, str]) -> Connecti
 
 
 @contextmanager
-def _naming_the_url(source: SourceMapping) -> Iterator[None]:
-    """Add the setting that contains role and password to the error of a refused connection."""
+def _advising(source: SourceMapping) -> Iterator[None]:
+    """Add the remedy to the error of a session that the server refuses."""
     try:
         yield
-    except SourceRejectedError as exc:
-        if may_not_replicate(exc.message):
-            role = conninfo_to_dict(conninfo(source)).get("user") or getpass.getuser()
-            grant = f"alter role {quote_identifier(str(role))} replication"
-            exc.remedy = Remedy.of("run at the source: ", at_source(grant))
-        elif source.url_place:
-            words = f"check role, password and database in {source.url_place}, and pg_hba.conf"
-            exc.remedy = Remedy.of(
-                f"{words}; restart `streamer run` after a change of url or variable"
-            )
+    except (SourceRejectedError, SourceConnectionError) as exc:
+        if isinstance(exc.__cause__, psycopg.Error) and not isinstance(exc, SourcePasswordError):
+            place = source.url_place
+            login = SessionLogin("source", source.url, place or "the url", _NEEDS)
+            remedy = refusal_remedy(str(exc.__cause__), login, exc.__cause__.sqlstate)
+            if place and place in str(remedy):
+                restart = "; restart `streamer run` after a change of url or variable"
+                remedy = Remedy.of(remedy, restart)
+            exc.remedy = join_remedies(filter(None, (remedy, exc.remedy)))
         raise
 
 
@@ -231,7 +242,7 @@ async def connect(
     """
     parameters: dict[str, str] = {"replication": "database"} if replication else {}
     parameters |= at
-    with _naming_the_url(source), translating(source.label):
+    with _advising(source), translating(source.label):
         try:
             connection = await _log_in(source, parameters)
         except psycopg.OperationalError as exc:

@@ -58,6 +58,7 @@ from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.secret import Secret
 from streamer.postgres.server_limits import limit_hint
+from streamer.postgres.session_refusals import SessionLogin
 from streamer.postgres.sqlstate import (
     CONFLICT_KINDS,
     DEPENDANTS_HINT,
@@ -68,8 +69,9 @@ from streamer.postgres.sqlstate import (
 )
 from streamer.target import url_parameters
 from streamer.target.array_types import OWN_ARRAYS, own_array
+from streamer.target.failed_logins import failed_login
 from streamer.target.fencing_token import FENCE_SQL, TOKEN_SQL, FencingToken
-from streamer.target.silent_server import Activity, SilenceMonitor, Unreachable
+from streamer.target.silent_server import Activity, SilenceMonitor, Unreachable, activity_sql
 from streamer.target.whole_message import WholeMessage, copy_data
 
 log = structlog.get_logger()
@@ -99,9 +101,11 @@ class TargetAddress:
     fence: FencingToken | None = None
     further_dsns: tuple[Secret, ...] = ()
     """The connection strings of the hosts after the first, in the order of the url."""
+    needs: str = ""
+    """The connections that `run` needs, in words; empty if unknown."""
 
     @classmethod
-    def parse(cls, url: Secret) -> "TargetAddress":
+    def parse(cls, url: Secret, needs: str = "") -> "TargetAddress":
         """Translate *url*; raises SettingsError for a parameter that asyncpg cannot honor."""
         try:
             stated = parse_conninfo(url.reveal())
@@ -117,7 +121,7 @@ class TargetAddress:
         first, *further = (
             Secret(f"postgresql://?{urlencode(parameters | of_host)}") for of_host in of_hosts
         )
-        return cls(first, url, timeout, sockets, further_dsns=tuple(further))
+        return cls(first, url, timeout, sockets, further_dsns=tuple(further), needs=needs)
 
 
 def translate(error: BaseException) -> StreamerError:
@@ -187,8 +191,7 @@ def _translate(error: BaseException) -> StreamerError:
         case Meaning.REJECTED if state == "42501":
             return TargetPrivilegeError(message, hint=PRIVILEGE_HINT)
         case Meaning.REJECTED:
-            hint = "check role, password and database in target.url, and pg_hba.conf"
-            return TargetRejectedError(message, hint=hint)
+            return TargetRejectedError(message)
         case Meaning.CONFLICT:
             return _conflict(error, state, message)
         case Meaning.VALUE if state == "22021":  # character_not_in_repertoire
@@ -240,6 +243,17 @@ def translating() -> Iterator[None]:
         yield
     except _DRIVER_ERRORS as exc:
         raise translate(exc) from exc
+
+
+@contextmanager
+def _translating_login(address: TargetAddress) -> Iterator[None]:
+    """Translate the driver error of a failed connection attempt, with the remedy."""
+    try:
+        yield
+    except _DRIVER_ERRORS as exc:
+        login = SessionLogin("target", address.url, "target.url", address.needs)
+        state = getattr(exc, "sqlstate", None)
+        raise failed_login(translate(exc), first_line(exc), state, login) from exc
 
 
 Record = Mapping[str, Any]
@@ -302,14 +316,8 @@ class TargetConnection:
         Raises TargetConnectionError, TargetRejectedError.
         """
         generation = password_state(address.url).generation
-        try:
+        with _translating_login(address):
             raw = await _log_in(address, {"application_name": application_name[:63]})
-        except _DRIVER_ERRORS as exc:
-            error = translate(exc)
-            if not isinstance(error, TargetConnectionError | TargetRejectedError):
-                # The server accepts no connections now, and no table is at fault.
-                error = TargetConnectionError(str(error))
-            raise error from exc
         with translating():
             connection = cls(raw, address)
             connection._password_generation = generation
@@ -329,7 +337,8 @@ class TargetConnection:
         dsn, pid, raw = address.dsn, self.backend_pid, self._connection
         if not pooler.may_share(dsn, int(raw.get_server_pid()), pid):
             return
-        peer = await _log_in(address, {})
+        with _translating_login(address):
+            peer = await _log_in(address, {})
         try:
             if await pooler.shares_sessions(dsn, pid, raw.fetchval, peer.fetchval, peer.execute):
                 raise TargetRejectedError(f"target: {pooler.POOLED}", hint=pooler.HINT)
@@ -649,19 +658,6 @@ def _log_untagged(reason: str) -> None:
     log.info("transactions at the target carry no replication origin", reason=reason)
 
 
-_ACTIVITY_SQL: Final = """
-select state not in ('active', 'disabled')
-       or state = 'active' and coalesce(wait_event_type, '') = 'Client' as is_waiting_for_us,
-       pg_catalog.concat_ws(' ', state, state_change, {progress}) as since
-from pg_catalog.pg_stat_activity where pid = $1 and usename = current_user
-"""
-# The bytes that COPY has read so far. On a slow network, only the server can tell how many bytes
-# still wait in buffers.
-_COPY_PROGRESS: Final = """
-(select c.bytes_processed from pg_catalog.pg_stat_progress_copy c where c.pid = $1)
-"""
-
-
 async def _log_in(address: TargetAddress, server_settings: dict[str, str]) -> asyncpg.Connection:
     """Connect with the current password. Raises the driver's errors, TargetPasswordError."""
 
@@ -675,7 +671,9 @@ async def _log_in(address: TargetAddress, server_settings: dict[str, str]) -> as
     try:
         return await connect()
     except asyncpg.InvalidAuthorizationSpecificationError as exc:
-        if not has_password_source(address.url):
+        is_password = isinstance(exc, asyncpg.InvalidPasswordError)
+        is_password = is_password or "authentication failed" in first_line(exc)
+        if not (is_password and has_password_source(address.url)):
             raise
         # The server may have revoked the cached password before its lifetime ended.
         if forget_password(address.url):
@@ -736,9 +734,7 @@ async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
             raw = await _log_in(address, {})
             try:
                 await raw.execute(session_settings.HIDE_SCHEMAS_SQL)
-                knows_progress = raw.get_server_version().major >= 14
-                progress = _COPY_PROGRESS if knows_progress else "null"
-                row = await raw.fetchrow(_ACTIVITY_SQL.format(progress=progress), pid)
+                row = await raw.fetchrow(activity_sql(raw.get_server_version().major), pid)
             finally:
                 raw.terminate()
     except (TimeoutError, OSError, TargetPasswordError) as exc:

@@ -4,7 +4,17 @@ from typing import Final
 
 DRAINERS_MAX: Final = 4
 """Sessions for held tables."""
+HOT_WORKERS_MAX: Final = 4
+"""Maximum number of hot workers."""
 FINISHING_MAX: Final = 4
 """Copies that finish at the same time. Each may build an index, for which PostgreSQL needs
 memory.
 """
+
+
+def hot_worker_count(workers: int) -> int:
+    """Return the number of hot workers, at most the number of shared *workers*.
+
+    An operator who configures few workers wants few connections.
+    """
+    return min(workers, HOT_WORKERS_MAX)

@@ -20,6 +20,24 @@ CHECK_SECONDS: Final = 15.0
 """How long to wait for an answer before the first check, and between two checks."""
 
 
+_ACTIVITY_SQL: Final = """
+select state not in ('active', 'disabled')
+       or state = 'active' and coalesce(wait_event_type, '') = 'Client' as is_waiting_for_us,
+       pg_catalog.concat_ws(' ', state, state_change, {progress}) as since
+from pg_catalog.pg_stat_activity where pid = $1 and usename = current_user
+"""
+# The bytes that COPY has read so far. On a slow network, only the server can tell how many bytes
+# still wait in buffers.
+_COPY_PROGRESS: Final = """
+(select c.bytes_processed from pg_catalog.pg_stat_progress_copy c where c.pid = $1)
+"""
+
+
+def activity_sql(version: int) -> str:
+    """Return the query for the `Activity` of a session at a server of a major *version*."""
+    return _ACTIVITY_SQL.format(progress=_COPY_PROGRESS if version >= 14 else "null")
+
+
 class Unreachable(StreamerError):
     """No server answers at the address."""
 

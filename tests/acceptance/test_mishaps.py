@@ -550,8 +550,24 @@ def test_21_table_dropped(site: Site) -> None:
         assert site.target.execute("select * from t") == [(1, "before")]
 
 
+def _refuse_sessions(site: Site, role: str) -> None:
+    """Lower the limit of connections of *role* at the target, and run the remedy of the views."""
+    site.target.execute(f"alter role {role} connection limit 0")
+    site.target.execute(
+        f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'"
+    )
+    cause, statement = "too many connections for role", f'alter role "{role}" connection limit -1'
+    remedy = site.sees(cause, statement, runbook="target-away")
+    page = site.view("page")
+    assert "The target refuses connections" in page
+    assert "streamer needs up to" in page
+    assert "pg_isready" not in page
+    site.target.execute(remedy)
+
+
 @pytest.mark.follows("target.missing_grants:MissingGrants.remedy")
 @pytest.mark.follows("copy.copy_obstacles:find_unusable_namespace")
+@pytest.mark.follows("postgres.session_refusals:Refusal.remedy")
 def test_22_privileges_revoked(site: Site) -> None:
     """streamer connects with roles that are not superusers, and an administrator revokes rights."""
     source, target, reader = site.source, site.target, f"reader_{site.source.name}"
@@ -581,6 +597,8 @@ def test_22_privileges_revoked(site: Site) -> None:
                     ("denied for type", rf'grant usage on type "public"."mood" to "{role}"'),
                 ):
                     target.execute(site.sees(cause, grant, runbook="target-away"))
+                site.is_mended("t", "typed")
+                _refuse_sessions(site, role)
                 site.is_mended("t", "typed")
                 source.execute(f"revoke usage on schema app from {reader}")
                 cause, grant = "not use its schema", f'grant usage on schema "app" to "{reader}"'

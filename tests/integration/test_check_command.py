@@ -106,7 +106,9 @@ async def test_a_server_out_of_reach_is_exit_code_3_and_the_others_are_checked(
     checker.path.write_text(text.replace(checker.target.url, checker.target.url + "_gone"))
     report = await run_check(checker.path)
     assert report.exit_code == 3
-    assert matching(report.findings, ERROR, "target: ", "does not exist", "check role, password")
+    assert matching(
+        report.findings, ERROR, "target: ", "does not exist", "correct the database in target.url"
+    )
     assert matching(report.findings, WARNING, "public.keyless")
 
     checker.path.write_text(text.replace(checker.target.url, nowhere))

@@ -451,7 +451,7 @@ async def test_a_step_that_takes_too_long_sends_the_command_back(
         assert is_read_only(source)
 
 
-@pytest.mark.follows("source.connection:_naming_the_url")
+@pytest.mark.follows("postgres.session_refusals:Refusal.remedy")
 async def test_a_refused_walsender_is_a_missing_right_whose_statement_helps(
     source: Database, target: Database, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ def reader(source: Database) -> Iterator[str]:
     )
 
 
-@pytest.mark.follows("source.connection:_naming_the_url")
+@pytest.mark.follows("postgres.session_refusals:Refusal.remedy")
 @pytest.mark.follows("source.slot_and_publications.publication:_rejected")
 @pytest.mark.follows("copy.copy_obstacles:find_unreadable")
 @pytest.mark.follows("runbooks:source-unreachable#1")

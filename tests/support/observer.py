@@ -16,13 +16,14 @@ from streamer.bookkeeping.relation_records import RelationRecord, read_relation_
 from streamer.commands import wait as wait_command
 from streamer.commands.status import SourceStatus, read_status
 from streamer.config import static_mapping
+from streamer.config.settings import Settings
 from streamer.errors.error_classes import StreamerError, TargetConnectionError
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.mapping.scope import ALL, Scope
 from streamer.postgres.secret import Secret
+from streamer.runtime.session_needs import address_of_target
 from streamer.source.server.idle_connections import IdleConnections
 from streamer.source.server.primary_of_standby import flush_source
-from streamer.target.connection import TargetAddress
 from streamer.util.lsn import Lsn
 
 T = TypeVar("T")
@@ -33,8 +34,8 @@ class Observer:
     of a query.
     """
 
-    def __init__(self, target: Secret) -> None:
-        self.address = TargetAddress.parse(target)
+    def __init__(self, settings: Settings) -> None:
+        self.address = address_of_target(settings)
         self.bookkeeping = Bookkeeping(self.address, "streamer wait")
         self._sources = IdleConnections(math.inf)
         self.questions = 0
@@ -106,7 +107,7 @@ async def _ask(config: Path, question: Question[T]) -> T:
     if settings.mapping_database is not None:
         mapping = await load_applied(settings)
     target = settings.target.url
-    observer = _observers.setdefault(target, Observer(target))
+    observer = _observers.setdefault(target, Observer(settings))
     observer.questions += 1
     try:
         return await question(observer, mapping)

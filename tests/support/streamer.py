@@ -44,7 +44,7 @@ class Streamer:
         self.path = path
         self.settings, self.mapping = static_mapping.load(path)
         self.engine = Engine(self.settings, self.mapping, StopCondition())
-        self.observer = Observer(self.settings.target.url)
+        self.observer = Observer(self.settings)
         self._has_run = False
         self._task: asyncio.Task[None] | None = None
 

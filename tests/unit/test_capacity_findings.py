@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from streamer.commands.check.capacity_findings import check_capacity, target_needs
+from streamer.commands.check.capacity_findings import check_capacity
 from streamer.commands.check.findings import Place
 from streamer.commands.check.source_facts import SourceFacts, Usage
 from streamer.commands.check.source_findings import check_server, check_settings
@@ -12,6 +12,7 @@ from streamer.mapping.relation_names import RelationName, parse_relation
 from streamer.mapping.rule_options import Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
+from streamer.runtime.session_needs import target_needs
 from streamer.source.catalog import SourceServer
 from streamer.source.slot_and_publications.slot import Slot
 from streamer.util.lsn import Lsn

@@ -11,7 +11,7 @@ from streamer.errors.error_classes import (
     SourceRejectedError,
     TargetConnectionError,
 )
-from streamer.postgres.connect_failures import PRIMARY_HINT, ROLE_HINT, STANDBY_HINT
+from streamer.postgres.connect_failures import PRIMARY_HINT, STANDBY_HINT
 from streamer.postgres.conninfo import TLS_HINT, probe_command
 from streamer.source import connection as source_connection
 from streamer.target import connection as target_connection
@@ -36,13 +36,13 @@ def several(*texts: str) -> str:
         (REFUSED, SourceConnectionError, None),
         (NO_WALSENDER, SourceRejectedError, None),
         (LOST, SourceConnectionError, None),
-        (PASSWORD, SourceRejectedError, ROLE_HINT),
+        (PASSWORD, SourceRejectedError, None),
         (EXPIRED, SourceConnectionError, TLS_HINT),
         (PROMOTED, SourceConnectionError, PRIMARY_HINT),
         (STANDBY, SourceConnectionError, STANDBY_HINT),
-        (several(REFUSED, PASSWORD), SourceConnectionError, ROLE_HINT),
+        (several(REFUSED, PASSWORD), SourceConnectionError, None),
         (several(REFUSED, STANDBY), SourceConnectionError, STANDBY_HINT),
-        (several(PASSWORD, EXPIRED), SourceConnectionError, f"{ROLE_HINT}; {TLS_HINT}"),
+        (several(PASSWORD, EXPIRED), SourceConnectionError, TLS_HINT),
         (several(REFUSED, REFUSED), SourceConnectionError, None),
     ],
 )

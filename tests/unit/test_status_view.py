@@ -31,7 +31,6 @@ from streamer.errors.error_classes import SourceConnectionError, SourceError, So
 from streamer.errors.error_reports import TableWait
 from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceMapping
-from streamer.postgres.connect_failures import ROLE_HINT
 from streamer.postgres.conninfo import TLS_HINT
 from streamer.postgres.secret import Secret
 from streamer.report.problems import Severity
@@ -141,7 +140,10 @@ async def test_the_hint_of_an_unreachable_source_is_that_of_its_error() -> None:
         return None if status.remedy is None else str(status.remedy)
 
     assert await hint_of(SourceConnectionError("no certificate", hint=TLS_HINT)) == TLS_HINT
-    assert await hint_of(SourceRejectedError("no password", hint=ROLE_HINT)) == ROLE_HINT
+    assert (
+        await hint_of(SourceRejectedError("no password", hint="write a password"))
+        == "write a password"
+    )
     assert "pg_isready -h db" in str(await hint_of(SourceConnectionError("refused")))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from streamer.bookkeeping.schema_version import SchemaVersion
-from streamer.commands.check.capacity_findings import check_connections, target_needs
+from streamer.commands.check.capacity_findings import check_connections
 from streamer.commands.check.target_facts import (
     BookkeepingFacts,
     Namespace,
@@ -21,6 +21,7 @@ from streamer.commands.check.target_findings import (
 )
 from streamer.mapping.relation_names import RelationName
 from streamer.report.problems import Severity
+from streamer.runtime.session_needs import target_needs
 from streamer.util.migrations import read_migrations
 from tests.support.checking import ERROR, INFO, WARNING, matching
 from tests.unit.test_capacity_findings import SERVER as SOURCE
@@ -160,3 +161,16 @@ def test_connections_at_the_target_hardly_depend_on_the_number_of_sources() -> N
     (finding,) = check_connections(TargetFacts(tight, NOTHING), needs)
     assert finding.severity is ERROR
     assert f"max_connections = {needs.most + 6}" in str(finding)
+
+
+@pytest.mark.parametrize("kind", ["role", "database"])
+def test_a_limit_of_role_or_database_leaves_the_connections_that_a_run_needs(kind: str) -> None:
+    needs = target_needs(SETTINGS, 200)
+    maximum, used = f"{kind}_connections_max", f"{kind}_connections_used"
+    server = replace(SERVER, max_connections=1000, **{maximum: needs.most + 2, used: 2})
+    assert not list(check_connections(TargetFacts(server, NOTHING), needs))
+    (finding,) = check_connections(TargetFacts(replace(server, **{used: 3}), NOTHING), needs)
+    assert finding.severity is ERROR
+    assert f"the connection limit of the {kind} is {needs.most + 2}, of which" in finding.problem
+    name = server.role if kind == "role" else server.database
+    assert f'alter {kind} "{name}" connection limit {needs.most + 3}' in str(finding)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from streamer.errors.connection_limits import TargetConnectionLimitError
 from streamer.errors.error_classes import (
     TargetConnectionError,
     TargetPasswordError,
@@ -20,6 +21,7 @@ _CODES: Final = frozenset(
     error.code
     for error in (
         TargetConnectionError,
+        TargetConnectionLimitError,
         TargetPasswordError,
         TargetRejectedError,
         TargetReadOnlyError,

@@ -252,7 +252,7 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
     if target is not None and target["error"]:
         words = {
             "unreachable": "is unreachable",
-            "refused": "refuses the role",
+            "refused": "refuses connections",
             "error": "has an error",
         }
         state = words.get(target["state"], f"is {target['state']}")

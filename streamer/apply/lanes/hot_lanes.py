@@ -21,18 +21,8 @@ from streamer.apply.lanes.slow_lanes import ASIDE_SECONDS
 if TYPE_CHECKING:
     from streamer.apply.lanes.lane import Lane, TransactionQueue
 
-HOT_WORKERS_MAX: Final = 4
-"""Maximum number of hot workers."""
 IDLE_SECONDS: Final = 10.0
 """A hot worker without work for this time closes its connection."""
-
-
-def hot_worker_count(workers: int) -> int:
-    """Return the number of hot workers, at most the number of shared *workers*.
-
-    An operator who configures few workers wants few connections.
-    """
-    return min(workers, HOT_WORKERS_MAX)
 
 
 @dataclass(slots=True)

@@ -5,9 +5,7 @@ Pure.
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from streamer.apply.lanes.hot_lanes import hot_worker_count
 from streamer.commands.check.findings import (
     TARGET,
     Finding,
@@ -21,47 +19,18 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.source_findings import copied
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
-from streamer.runtime.start_limit import STARTS_AT_ONCE
-from streamer.target.session_counts import DRAINERS_MAX, FINISHING_MAX
+from streamer.postgres.quoting import quote_identifier
+from streamer.runtime.session_needs import Needs
+from streamer.source.connection import COPY_SESSIONS, SESSIONS_EACH
 
-TARGET_FEW = 8
-"""Sessions that a process opens at the target for any number of sources and tables: locks,
-bookkeeping, plans, notifications, liveness, definitions, indexes, scripts.
-"""
-SOURCE_EACH = 3
-"""Sessions for each source beside its walsender: guard, observations, backlog or start."""
 WALSENDERS_OF_STANDBY = 1
 """The walsenders for each source on a standby beside the walsender of the stream: one reads the
 timeline.
 """
-COPY_SESSIONS = 2
-"""Sessions at the source for each source that copies: its snapshot, and the lock on a table."""
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The number that streams need all the time, and the additional number for copies."""
-
-    always: int
-    copies: int
-
-    @property
-    def most(self) -> int:
-        return self.always + self.copies
-
-
-def target_needs(settings: Settings, source_count: int) -> Needs:
-    """Return the connections that all processes open at the target."""
-    copying = min(settings.sync.sources_at_once, source_count)
-    always = settings.workers + hot_worker_count(settings.workers) + DRAINERS_MAX + TARGET_FEW
-    return Needs(
-        settings.processes * (always + min(STARTS_AT_ONCE, source_count)),
-        settings.processes * (settings.sync.jobs + copying * (1 + FINISHING_MAX)),
-    )
 
 
 def check_connections(target: TargetFacts, needs: Needs) -> Iterable[Finding]:
-    """Whether the target has the connections that a `streamer run` needs."""
+    """Whether server, role and database have the connections that a `streamer run` needs."""
     server = target.server
     yield from _check_free(
         TARGET,
@@ -71,6 +40,26 @@ def check_connections(target: TargetFacts, needs: Needs) -> Iterable[Finding]:
         needs,
         is_copying=needs.copies > 0,
     )
+    limits = (
+        ("role", server.role, server.role_connections_max, server.role_connections_used),
+        (
+            "database",
+            server.database,
+            server.database_connections_max,
+            server.database_connections_used,
+        ),
+    )
+    for kind, name, most, used in limits:
+        if most is not None:
+            yield from _check_free(
+                TARGET,
+                f"the connection limit of the {kind}",
+                most,
+                most - used,
+                needs,
+                is_copying=needs.copies > 0,
+                statement=f"alter {kind} {quote_identifier(name)} connection limit ",
+            )
 
 
 def check_capacity(
@@ -126,23 +115,34 @@ def _check_server(
         "max_connections",
         usage.max_connections,
         usage.max_connections - usage.connections_reserved - usage.connections_used,
-        Needs(SOURCE_EACH * len(group), copying if copies else 0),
+        Needs(SESSIONS_EACH * len(group), copying if copies else 0),
         is_copying=bool(copies),
     )
 
 
 def _check_free(
-    place: Place, setting: str, most: int, free: int, needs: Needs, *, is_copying: bool
+    place: Place,
+    limit: str,
+    most: int,
+    free: int,
+    needs: Needs,
+    *,
+    is_copying: bool,
+    statement: str | None = None,
 ) -> Iterable[Finding]:
-    """Check whether *free* of *most* are enough. *is_copying*: copies of tables are due."""
+    """Check whether *free* of *most* are enough. *is_copying*: copies of tables are due.
+
+    *statement*: sets the limit, without the number; by default *limit* is a setting of the server.
+    """
     free = max(0, free)
     if free >= needs.most:
         return
-    statement = f"alter system set {setting} = {most - free + needs.most}"
-    words = "then restart that server"
-    fix = (at_target if place is TARGET else at_source)(statement, words=words)
+    words = "then restart that server" if statement is None else None
+    begins = f"alter system set {limit} = " if statement is None else statement
+    sql = f"{begins}{most - free + needs.most}"
+    fix = (at_target if place is TARGET else at_source)(sql, words=words)
     more = "one more" if needs.copies == 1 else f"{needs.copies} more"
     while_copying = f", and {more} while tables are copied" if needs.copies else ""
-    problem = f"{setting} is {most}, of which {free} are free: {needs.always} needed{while_copying}"
+    problem = f"{limit} is {most}, of which {free} are free: {needs.always} needed{while_copying}"
     is_short = free < needs.always or is_copying
     yield (error if is_short else warning)(place, problem, fix)

@@ -7,13 +7,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.apply.lanes.hot_lanes import hot_worker_count
 from streamer.apply.rows.check_expressions import confirm_expressions
-from streamer.commands.check.capacity_findings import (
-    check_capacity,
-    check_connections,
-    target_needs,
-)
+from streamer.commands.check.capacity_findings import check_capacity, check_connections
 from streamer.commands.check.definition_findings import check_calls, check_definitions
 from streamer.commands.check.findings import TARGET, CheckReport, from_error, in_order
 from streamer.commands.check.planned_copies import plan_copies
@@ -41,8 +36,9 @@ from streamer.errors.error_classes import MappingError, StreamerError, TargetSch
 from streamer.mapping.rule_options import Initial
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.postgres.supported_versions import VERSION_MIN
+from streamer.runtime.session_needs import address_of_target, target_needs
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
-from streamer.target.session_counts import DRAINERS_MAX
+from streamer.target.session_counts import DRAINERS_MAX, hot_worker_count
 
 SOURCES_AT_ONCE: Final = 16
 
@@ -70,7 +66,7 @@ async def check(settings: Settings, mapping: Mapping) -> CheckReport:
 
 async def examine(settings: Settings, mapping: Mapping) -> Examination:
     """Run the check, and return the facts, too. The mapping may be empty."""
-    address = TargetAddress.parse(settings.target.url)
+    address = address_of_target(settings)
     create_tables = settings.target.create_tables
     sources = await _read_sources(mapping)
     report = CheckReport(

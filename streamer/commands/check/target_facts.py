@@ -76,6 +76,11 @@ class TargetServer:
     connections_reserved: int
     connections_used: int
     """Sessions of programs other than streamer."""
+    role_connections_max: int | None = None
+    """The limit of connections of streamer's role; None without a limit that counts."""
+    role_connections_used: int = 0
+    database_connections_max: int | None = None
+    database_connections_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +275,16 @@ select current_setting('server_version_num')::int4 as version,
        {TIMELINE_SQL} as timeline, {STARTED_SQL} as started,
        (select reset_val from pg_settings where name = 'synchronous_commit') as synchronous_commit,
        current_setting('fsync') as fsync,
+       case when not r.rolsuper then nullif(r.rolconnlimit, -1) end as role_connections_max,
+       case when not r.rolsuper then nullif(d.datconnlimit, -1) end as database_connections_max,
+       used.by_role as role_connections_used, used.in_database as database_connections_used,
        {CONNECTIONS_SQL}
-from pg_roles r, pg_database d
+from pg_roles r, pg_database d, lateral (
+    select count(*) filter (where a.usesysid = r.oid)::int4 as by_role,
+           count(*) filter (where a.datid = d.oid)::int4 as in_database
+    from pg_stat_activity a
+    where a.usesysid is not null
+      and not starts_with(coalesce(a.application_name, ''), 'streamer')) used
 where r.rolname = current_user and d.datname = current_database()
 """  # noqa: S608
 _BOOKKEEPING_SQL: Final = """

@@ -18,7 +18,7 @@ from streamer.errors.error_classes import MappingError
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rules import Mapping
 from streamer.report.problems import Problem, ProblemKind, Severity, of_mapping
-from streamer.target.connection import TargetAddress
+from streamer.runtime.session_needs import address_of_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ async def diagnose(
     settings: Settings, mapping: Mapping, state: MappingState | None = None
 ) -> Diagnosis:
     """Read all facts. Raises ConfigurationError; all other errors are part of the diagnosis."""
-    address = TargetAddress.parse(settings.target.url)
+    address = address_of_target(settings)
     examination, status = await asyncio.gather(
         examine(settings, mapping), read_report(address, mapping, state)
     )

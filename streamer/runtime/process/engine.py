@@ -47,10 +47,10 @@ from streamer.runtime.process.standing_verification import Verification, Verific
 from streamer.runtime.replicas.mapping_follower import MappingFollower
 from streamer.runtime.replicas.replica import Replica
 from streamer.runtime.services import Services
+from streamer.runtime.session_needs import address_of_target
 from streamer.runtime.target_health import TargetHealth, TargetMonitor
 from streamer.runtime.wal_retention.backlog_guards import BacklogGuards
 from streamer.schema_changes.definition_builder import DefinitionBuilder
-from streamer.target.connection import TargetAddress
 from streamer.util.backoff import Backoff
 from streamer.util.containment import EnduringTasks
 from streamer.util.lsn import EVERYTHING, Lsn
@@ -101,7 +101,7 @@ class Engine:
         self._take_over = take_over
         self._launcher = launcher
         self._max_sources = max_sources
-        self._address = TargetAddress.parse(settings.target.url)
+        self._address = address_of_target(settings)
         self._stopping = asyncio.Event()
         self._notices = RepeatedNotices()
         self._services: Services | None = None

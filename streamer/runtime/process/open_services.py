@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
-from streamer.apply.lanes.hot_lanes import HotLanes, hot_worker_count
+from streamer.apply.lanes.hot_lanes import HotLanes
 from streamer.apply.lanes.queue_budget import Budget
 from streamer.apply.lanes.spool import SpoolDirectory
 from streamer.apply.write.commit_pace import CommitPace
@@ -27,6 +27,7 @@ from streamer.runtime.start_limit import Starts
 from streamer.runtime.target_health import TargetHealth
 from streamer.source.server.idle_connections import IdleConnections
 from streamer.target.connection import TargetAddress
+from streamer.target.session_counts import hot_worker_count
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
 KEPT_SECONDS: Final = 2.0
