@@ -1,6 +1,7 @@
 """The judgements of `streamer check` on the target as a whole, made on facts."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -166,11 +167,17 @@ def test_connections_at_the_target_hardly_depend_on_the_number_of_sources() -> N
 @pytest.mark.parametrize("kind", ["role", "database"])
 def test_a_limit_of_role_or_database_leaves_the_connections_that_a_run_needs(kind: str) -> None:
     needs = target_needs(SETTINGS, 200)
-    maximum, used = f"{kind}_connections_max", f"{kind}_connections_used"
-    server = replace(SERVER, max_connections=1000, **{maximum: needs.most + 2, used: 2})
-    assert not list(check_connections(TargetFacts(server, NOTHING), needs))
-    (finding,) = check_connections(TargetFacts(replace(server, **{used: 3}), NOTHING), needs)
+
+    def facts(used: int) -> TargetFacts:
+        limits: Any = {
+            f"{kind}_connections_max": needs.most + 2,
+            f"{kind}_connections_used": used,
+        }
+        return TargetFacts(replace(SERVER, max_connections=1000, **limits), NOTHING)
+
+    assert not list(check_connections(facts(2), needs))
+    (finding,) = check_connections(facts(3), needs)
     assert finding.severity is ERROR
     assert f"the connection limit of the {kind} is {needs.most + 2}, of which" in finding.problem
-    name = server.role if kind == "role" else server.database
+    name = SERVER.role if kind == "role" else SERVER.database
     assert f'alter {kind} "{name}" connection limit {needs.most + 3}' in str(finding)
