@@ -156,3 +156,14 @@ def test_two_publications_never_have_different_lists() -> None:
     changes = publication_changes(source, WantedMembers([it], lists=lists), existing, 15_00_00)
     assert not changes.surplus
     assert sorted(sql.split()[3] for sql in changes.needed) == ["add", "drop"]
+
+
+def test_a_mapped_table_may_be_a_surplus_member_of_the_second_publication() -> None:
+    source, it = source_mapping(), identity()
+    existing = {
+        "streamer_shop": publication(),
+        "streamer_shop_ins": publication(name="streamer_shop_ins"),
+    }
+    changes = publication_changes(source, WantedMembers([it]), existing, 15_00_00)
+    assert changes.all == ['alter publication "streamer_shop_ins" drop table only "public"."t"']
+    assert changes.surplus_members == {T}

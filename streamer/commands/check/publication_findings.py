@@ -217,7 +217,7 @@ def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> li
 
 
 def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[Finding]:
-    """Find members that the mapping lacks and that `run` may not remove.
+    """Find surplus members that `run` may not remove.
 
     Return no finding if a rule matches no table: a surplus member may be the table that the rule
     means.
@@ -228,8 +228,8 @@ def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[
         return
     yield warning(
         Place(facts.label),
-        "its publications have tables that the mapping lacks: "
-        f"{some_of(map(str, sorted(changes.strangers)))}",
+        "its publications have members that streamer does not need: "
+        f"{some_of(map(str, sorted(changes.surplus_members)))}",
         at_source(*changes.surplus, words="as an administrator"),
     )
 

@@ -59,7 +59,7 @@ Filters = Mapping[RelationName, str]
 _NO_FILTERS: Final[Filters] = MappingProxyType({})
 _UNFILTERED: Final = "row filter not published, filtering at the target"
 _SURPLUS: Final = (
-    "publications have tables that the mapping lacks, and the role may not remove them"
+    "publications have members that streamer does not need, and the role may not remove them"
 )
 
 
@@ -450,9 +450,11 @@ class PublicationChanges:
 
     needed: list[str] = field(default_factory=list)
     surplus: list[str] = field(default_factory=list)
-    """Statements that remove `strangers`."""
-    strangers: set[RelationName] = field(default_factory=set)
-    """Members that the mapping lacks, or that belong to the second publication."""
+    """Statements that remove `surplus_members`."""
+    surplus_members: set[RelationName] = field(default_factory=set)
+    """Members that the mapping lacks, and members of the second publication that belong only to the
+    first.
+    """
     publications: dict[str, Publication] = field(default_factory=dict)
     """The publications after all statements. The fingerprints of new members are unknown."""
 
@@ -516,7 +518,7 @@ def publication_changes(
         )
         changing |= unlike.intersection(membership.relisted)
         changing &= tables & members.keys()
-        strangers = {
+        unplanned = {
             table
             for table, member in members.items()
             if table not in tables | {message_table(source)}
@@ -527,14 +529,14 @@ def publication_changes(
         }
         # Updates of such a table would fail at the source. Two publications with different lists of
         # a table make decoding fail.
-        harmed = strangers & mapped
+        harmed = unplanned & mapped
         if name != source.publication:
             harmed &= lists.columns.keys() | lists.refused.keys()
         missing = {table for table in tables if not publication.has(table)}
         alter = f"alter publication {quote_identifier(name)}"
-        if strangers - harmed:
-            surplus.append(f"{alter} drop table {_members(strangers - harmed)}")
-            changes.strangers.update(strangers - harmed)
+        if unplanned - harmed:
+            surplus.append(f"{alter} drop table {_members(unplanned - harmed)}")
+            changes.surplus_members.update(unplanned - harmed)
         going, coming = harmed | changing, missing | changing
         if name not in existing:
             needed.append(_create_sql(source, name, tables, version, filters, lists))
@@ -542,7 +544,7 @@ def publication_changes(
             needed.append(f"{alter} drop table {_members(going)}")
         if coming and name in existing:
             needed.append(f"{alter} add table {_members(coming, filters, lists)}")
-        staying = {table: members[table] for table in members.keys() - strangers - going}
+        staying = {table: members[table] for table in members.keys() - unplanned - going}
         new = {t: Member("", t in filters, lists.columns.get(t)) for t in coming}
         changes.publications[name] = replace(publication, members=staying | new)
     return changes
@@ -607,10 +609,9 @@ async def ensure_publications(
 
     One transaction makes all changes, so that no change of a relation that moves between
     publications is lost. A publication gets a filter if the filter is safe and the server accepts
-    it. Returns errors for the relations that the role may not publish. Members that the mapping
-    lacks stay if the role may not remove them. Raises SourceRejectedError if the role may not
-    create a publication, SourceContentionError if a foreign session changes the definition of a
-    table.
+    it. Returns errors for the relations that the role may not publish. Surplus members stay if the
+    role may not remove them. Raises SourceRejectedError if the role may not create a publication,
+    SourceContentionError if a foreign session changes the definition of a table.
     """
     existing = await read_publications(connection, source, version)
     filters = publishable_filters(membership.mappings, membership.identities, version)
