@@ -373,7 +373,8 @@ def doctor(
 
     The diagnosis lists the problems of `status`, and the further findings of `check`. The exit code
     is 1 if a problem has the severity `error`; warnings do not change the exit code. Server
-    messages in a bundle can contain values of rows: review the bundle before you share it.
+    messages in a bundle can contain values of rows, and secrets of fewer than four characters:
+    review the bundle before you share it.
     """
     from streamer.admin.page.manual_page import reachable_address
     from streamer.commands.doctor import bug_report as bundle_command

@@ -382,7 +382,7 @@ def import_yaml(
     ] = False,
     url: UrlOption = None,
 ) -> None:
-    """Replace the draft with a file. Where the file has a variable, the stored password stays."""
+    """Replace the draft with a file. A URL exactly as exported keeps its stored password."""
     import asyncio
 
     from streamer.admin.mapping import kuvasz_import

@@ -3,8 +3,8 @@
 An export is a configuration that `streamer run` accepts. The export contains the settings of the
 configuration file and the sources of the store by name, without default values. An export never
 contains a secret: a variable stands in place of a stored password or of a secret of the file. A
-command that prints a secret counts as a secret, too. An import of the variable of a stored password
-into the same store keeps that password. Pure.
+command that prints a secret counts as a secret, too. An import into the same store keeps the stored
+password of each URL that is exactly as exported. Pure.
 """
 
 import re
@@ -286,7 +286,7 @@ def _row(kind: str, values: Row, location: Location, document: Document) -> Row:
 def mask_passwords(
     groups: DraftRows, content: Content, urls: dict[int, str], base: WrittenSettings
 ) -> DraftRows:
-    """Replace the variables of an export with masks of the stored passwords."""
+    """In URLs that are exactly as exported, replace the variables with masks of the passwords."""
     variables = _Variables(urls, base)
     stored = {
         (group.database["name"], row["sid"]): (
@@ -298,9 +298,9 @@ def mask_passwords(
         for row in group.urls
     }
     restored: DraftRows = []
-    for database, its_urls, tables in groups:
+    for database, url_rows, tables in groups:
         rows = []
-        for row in its_urls:
+        for row in url_rows:
             exported, masked = stored.get((database["name"], row["sid"]), ("", ""))
             rows.append({**row, "url": masked} if row["url"] == exported else row)
         restored.append((database, rows, tables))

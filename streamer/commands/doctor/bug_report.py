@@ -1,7 +1,7 @@
 """The facts that a bug report needs, in a single file without secrets.
 
-Connection strings appear without passwords, as on the page. As a second guard, the bundle blanks
-every secret of the configuration wherever the secret occurs in the gathered text.
+The configuration appears with masks in place of secrets, as on the page. As a second guard, the
+bundle blanks each secret of at least `BLANKED_LENGTH_MIN` characters in all gathered texts.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from streamer.bookkeeping import (
     sources,
 )
 from streamer.bookkeeping.bookkeeping import Bookkeeping
-from streamer.bookkeeping.server_of_run import read_known_place
+from streamer.bookkeeping.server_of_run import read_known_server
 from streamer.commands.check.check import Examination
 from streamer.commands.doctor.diagnosis import Diagnosis, sentences
 from streamer.config.connection_settings import COMMAND_FIELDS
@@ -49,11 +49,11 @@ from streamer.postgres.secret import Secret
 from streamer.postgres.url_passwords import MASK, SECRET_PARAMETERS, mask, secret_spans
 from streamer.source.connection import connection, fetch_all
 from streamer.source.server.primaries_after_failover import require_server_of_run
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.util.waiting import in_thread
 
-NET_LENGTH_MIN: Final = 4
+BLANKED_LENGTH_MIN: Final = 4
 """The search in texts skips shorter secrets, which would match parts of ordinary words."""
 SECONDS_MAX: Final = 30.0
 
@@ -82,11 +82,11 @@ async def write_bundle(
         "bookkeeping.json": _as_json(await _bookkeeping(settings)),
         "versions.json": _as_json(_versions(diagnosis.examination)),
     }
-    net = _Net(secrets_of(settings, mapping))
+    blanker = _SecretBlanker(secrets_of(settings, mapping))
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in texts.items():
-            archive.writestr(f"streamer/{name}", net.blank(redact(text)))
+            archive.writestr(f"streamer/{name}", blanker.blank(redact(text)))
     await in_thread(_write_new, path, data.getvalue())
 
 
@@ -194,11 +194,11 @@ def _secrets_in_url(url: Secret) -> set[str]:
     return written | {value for name, value in parameters.items() if name in SECRET_PARAMETERS}
 
 
-class _Net:
-    """Blanks secrets in texts of any origin."""
+class _SecretBlanker:
+    """Blanks secrets in texts of any origin, but not secrets that are too short."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        long_enough = (secret for secret in secrets if len(secret) >= NET_LENGTH_MIN)
+        long_enough = (secret for secret in secrets if len(secret) >= BLANKED_LENGTH_MIN)
         self._secrets = sorted(long_enough, key=len, reverse=True)
 
     def blank(self, text: str) -> str:
@@ -227,13 +227,13 @@ async def _slots(settings: Settings, mapping: Mapping) -> list[Any]:
     bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url), "streamer doctor")
 
     async def read(source: SourceMapping) -> Any:
-        place = KnownPlace()
+        server = KnownServer()
         try:
             with contextlib.suppress(TargetError, TimeoutError):  # bookkeeping.json reports it
                 async with asyncio.timeout(SECONDS_MAX):
-                    place = await read_known_place(bookkeeping, source)
+                    server = await read_known_server(bookkeeping, source)
             async with asyncio.timeout(SECONDS_MAX), connection(source) as plain:
-                await require_server_of_run(source, plain, place)
+                await require_server_of_run(source, plain, server)
                 return [dict(row) for row in await fetch_all(plain, _SLOTS_SQL, source.slot)]
         except (SourceError, TimeoutError) as exc:
             return {"error": str(exc) or "no answer in time"}
