@@ -67,7 +67,7 @@ class AdminServer:
         return events
 
     async def add_routes(self, app: FastAPI, events: Events) -> None:
-        """Let *app* serve the API and the page."""
+        """Add the routes of the API and the page to *app*."""
         await in_admin_thread(load)
         await in_admin_thread(install, app, self._service, self._access, events)
 
@@ -102,7 +102,7 @@ class AdminServer:
 
 
 def install(app: FastAPI, service: AdminService, access: Access, events: Events) -> None:
-    """Let *app* serve the API and the page."""
+    """Add the routes of the API and the page to *app*."""
     status = StatusReader(service, events)
     install_api(app, service, access, events, status)
     install_page(app, service, access, events, status)

@@ -169,10 +169,10 @@ async def switch_to_stream(connection: TargetConnection, copies: Sequence[Finish
     Raises TargetFencedError if a copy has begun again meanwhile.
     """
     by_id = {copy.relation_id: copy for copy in copies}
-    brought = [copy.relation_id for copy in copies if not copy.omits_quarantined]
+    repaired = [copy.relation_id for copy in copies if not copy.omits_quarantined]
     complete = [copy.relation_id for copy in copies if copy.is_end]
     async with transaction(connection):
-        await quarantined_changes.remove_copied(connection, brought)
+        await quarantined_changes.remove_copied(connection, repaired)
         await ddl_records.remove_copied(connection, complete)
         stored = await change_states(
             connection,

@@ -185,8 +185,8 @@ async def read_taken(
 async def store_definitions(
     connection: TargetConnection, relation_id: int, planned: Sequence[Planned]
 ) -> None:
-    """Store *planned* as all definitions of a relation. A later check recognizes existing
-    objects.
+    """Replace the plans of a relation, except its NOT NULL constraints, by *planned*. A later check
+    recognizes existing objects.
     """
     async with transaction(connection):
         await DEFINITIONS.delete(
@@ -231,8 +231,8 @@ async def end_plans(
         await DEFINITIONS.delete(session, where, *of_ended)
 
 
-async def hold_plans(session: Executor, target: RelationName) -> None:
-    """Keep the states of the plans for a target table until this transaction ends.
+async def lock_plans(session: Executor, target: RelationName) -> None:
+    """Lock the plans for a target table until this transaction ends, so that their states stay.
 
     A session that completes a plan meanwhile cannot store the new state. So the caller finds the
     objects of all `made` plans in the catalog, and all other plans count as unfinished.

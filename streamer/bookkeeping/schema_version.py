@@ -60,11 +60,11 @@ async def read_usable_version(session: Executor) -> SchemaVersion | None:
 
 
 async def lock_schema(session: Executor) -> None:
-    """Let no second process migrate, and no process join the replicas, until the COMMIT."""
+    """Block migrations by other processes, and new replicas, until the COMMIT."""
     await session.execute(_LOCK_SQL, _LOCK)
 
 
 async def share_schema(session: Executor) -> None:
-    """Let no process migrate until the COMMIT. Raises TargetError if this program is too old."""
+    """Block migrations until the COMMIT. Raises TargetError if this program is too old."""
     await session.execute(_SHARED_LOCK_SQL, _LOCK)
     await read_usable_version(session)

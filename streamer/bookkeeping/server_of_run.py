@@ -14,16 +14,16 @@ from streamer.mapping.rules import SourceMapping, find_source
 from streamer.source.catalog import check_same_database
 from streamer.source.connection import Connection, connection
 from streamer.source.server.primaries_after_failover import prefer_newest, require_server_of_run
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 
 
-async def read_known_place(bookkeeping: Bookkeeping, source: SourceMapping) -> KnownPlace:
+async def read_known_server(bookkeeping: Bookkeeping, source: SourceMapping) -> KnownServer:
     """Return the server from which `run` streams; no server before the first start of `run`."""
     if not await is_installed(bookkeeping):
-        return KnownPlace()
+        return KnownServer()
     records = await read_source_records(bookkeeping)
     record = find_source(records, source.database, source.sid)
-    return KnownPlace() if record is None else record.known_place
+    return KnownServer() if record is None else record.known_server
 
 
 @asynccontextmanager
@@ -34,9 +34,9 @@ async def connection_of_run(
 
     Raises SourceElsewhereError, SourceDatabaseError, and the errors of `connection`.
     """
-    place = await read_known_place(bookkeeping, source)
-    await prefer_newest(source, place)
+    server = await read_known_server(bookkeeping, source)
+    await prefer_newest(source, server)
     async with connection(source) as plain:
-        await check_same_database(source, plain, place)
-        await require_server_of_run(source, plain, place)
+        await check_same_database(source, plain, server)
+        await require_server_of_run(source, plain, server)
         yield plain

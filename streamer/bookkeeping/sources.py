@@ -16,7 +16,7 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceLabel, SourceMapping
 from streamer.mapping.shared_targets import TableWriter
 from streamer.source.history_check import CommittedTransaction
-from streamer.source.timeline_branches import Branch, KnownPlace
+from streamer.source.timeline_branches import Branch, KnownServer
 from streamer.target.fencing_token import LOCK_CLASS, LOCKS_SQL, FencingToken
 from streamer.util.lsn import Lsn
 
@@ -45,7 +45,7 @@ class SourceRecord:
         CommittedTransaction | None, Codec(decode=CommittedTransaction.from_json)
     ]
     backlog: dict[str, Any] | None
-    """The last stored values: see `set_backlog`."""
+    """The last values stored by the backlog guard of the process."""
     heartbeat_seconds: float | None
     heartbeat_overdue_seconds: Annotated[
         float | None, Codec("extract(epoch from now() - s.heartbeat_since)::float8")
@@ -62,12 +62,12 @@ class SourceRecord:
         return SourceLabel(self.database, self.sid)
 
     @property
-    def known_place(self) -> KnownPlace:
+    def known_server(self) -> KnownServer:
         """The source's history, as the target has stored it."""
         branch = None
         if self.timeline is not None:
             branch = Branch.parse(self.timeline, self.timeline_history or "")
-        return KnownPlace(self.system_identifier, branch, self.database_oid)
+        return KnownServer(self.system_identifier, branch, self.database_oid)
 
 
 _IS_LOCKED_SQL: Final = (

@@ -20,7 +20,7 @@ from streamer.bookkeeping.requests import (
     resync_of_unfilled,
     take,
 )
-from streamer.control.resync_options import SKIP_CHANGES, Mode, Resync, has_own_past
+from streamer.control.resync_options import SKIP_CHANGES, Mode, Resync, keeps_deleted_rows
 from streamer.control.table_state import ALL_ROWS, Need, State, TableState
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import DefinitionStopError, GapError, MappingError, StreamerError
@@ -142,7 +142,7 @@ def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingEr
     """Return the reason why a copy needs consent: it would leave a gap in the table's history.
     Pure.
     """
-    if not has_own_past(record.type) or resync.skips_changes or resync.is_partial:
+    if not keeps_deleted_rows(record.type) or resync.skips_changes or resync.is_partial:
         return None
     table = f'{record.type} table "{record.source}"'
     again = run("resync", record.source, SKIP_CHANGES, database=source.database, sid=source.sid)

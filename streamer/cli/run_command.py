@@ -76,7 +76,7 @@ async def run(
     act: dict[str, Callable[[], None]] = {
         name: partial(early.append, name) for name in ("stop", "reload")
     }
-    # First, because an unhandled signal ends the process.
+    # Handle signals before any other step, because an unhandled signal ends the process.
     stop = stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
     async with AsyncExitStack() as stack:
         if watches_file:

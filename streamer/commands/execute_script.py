@@ -53,7 +53,7 @@ from streamer.source.script_at_source import (
 from streamer.source.stream.replication_stream import MESSAGES_VERSION
 from streamer.target.connection import TargetAddress
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import NOTHING
+from streamer.util.lsn import INVALID_LSN
 
 POLL_SECONDS: Final = 0.1
 STOPPED: Final = (ScriptState.ERROR, ScriptState.MISSED)
@@ -217,7 +217,7 @@ async def _source_record(bookkeeping: Bookkeeping, source: SourceMapping) -> Sou
         records = await read_source_records(bookkeeping)
         record = find_source(records, source.database, source.sid)
         # Without a slot, no stream would reach the script.
-        if record is not None and record.acknowledged_lsn != NOTHING:
+        if record is not None and record.acknowledged_lsn != INVALID_LSN:
             return record
     raise MappingError(
         f'source "{source.label}" has never been streamed', hint="start `streamer run` first"

@@ -110,7 +110,7 @@ def _quarantined_row(
 async def request_action(
     address: TargetAddress, action: str, choice: Choice, actor: str | None = None
 ) -> dict[int, tuple[str, int]]:
-    """Request *retry* or *drop* for the chosen changes; return the table and the number of changes
+    """Request `retry` or `drop` for the chosen changes; return the table and the number of changes
     by the id of each request.
 
     *actor*: the operator, for the audit; by default the user of the command line.

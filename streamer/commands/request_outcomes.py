@@ -94,9 +94,9 @@ async def _find_absent(bookkeeping: Bookkeeping, source_ids: Collection[int | No
 
 
 async def _find_starting(bookkeeping: Bookkeeping, waiting: Collection[Request]) -> str | None:
-    """Return the reason why the start of a source that is to restart waits, if it waits.
+    """Return why a restarting source cannot start yet; None if no start waits.
 
-    That start ends the request, however long the wait.
+    The request ends with the start, so the command need not wait for the end.
     """
     ids = {request.source_id for request in waiting if request.action == RESTART}
     for record in await read_source_records(bookkeeping) if ids else ():

@@ -56,7 +56,7 @@ from streamer.source.slot_and_publications.slot import (
     require_position,
 )
 from streamer.target.connection import TargetAddress
-from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, LSN_MAX, Lsn
 
 Connect = Callable[[SourceMapping], AbstractAsyncContextManager[Connection]]
 
@@ -519,7 +519,7 @@ async def _add_positions(
     try:
         async with connect(source) as plain:
             if record is not None:
-                await require_server_of_run(source, plain, record.known_place)
+                await require_server_of_run(source, plain, record.known_server)
             slot = await read_slot(plain, source.slot)
             visible_lsn = await read_visible_lsn(plain, slot) if slot is not None else None
             end = await read_flush_lsn(plain)
@@ -578,7 +578,7 @@ async def _add_positions(
         position = slot.confirmed_flush_lsn
         if record is not None and record.acknowledged_lsn:
             position = min(position, record.acknowledged_lsn)
-        status.lag_bytes = max(0, end - max(position, visible_lsn or NOTHING))
+        status.lag_bytes = max(0, end - max(position, visible_lsn or INVALID_LSN))
     if slot.restart_lsn is not None:
         status.retained_wal_bytes = max(0, end - slot.restart_lsn)
     if record is not None and record.visible_seconds is not None:
@@ -616,7 +616,7 @@ def _find_loss(
         return None
     # The changes between the acknowledged position and the slot may be in a journal.
     has_journal = bool((record.backlog or {}).get("spooled_bytes"))
-    acknowledged_lsn = EVERYTHING if has_journal else record.acknowledged_lsn
+    acknowledged_lsn = LSN_MAX if has_journal else record.acknowledged_lsn
     try:
         require_position(slot, source.slot, database, acknowledged_lsn)
     except SourceError as exc:

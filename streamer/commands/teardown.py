@@ -9,7 +9,7 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import drop_if_empty, is_installed, read_installation
 from streamer.bookkeeping.deferred_indexes import read_deferred_targets, restore_indexes
 from streamer.bookkeeping.requests import TEARDOWN, begin_act, end_request
-from streamer.bookkeeping.server_of_run import read_known_place
+from streamer.bookkeeping.server_of_run import read_known_server
 from streamer.bookkeeping.sources import forget_source, read_source_records
 from streamer.copy.staging_tables import drop_leftover_stages, find_leftover_stages
 from streamer.errors.error_classes import SourceError
@@ -45,7 +45,9 @@ async def teardown(
             if exists and actor is not None
         }
         results = [
-            await teardown_source(source, installation, await read_known_place(bookkeeping, source))
+            await teardown_source(
+                source, installation, await read_known_server(bookkeeping, source)
+            )
             for source in sources
         ]
         for source, result in zip(sources, results, strict=True):

@@ -32,7 +32,7 @@ from streamer.mapping.scope import ALL, Scope
 from streamer.report.problems import worst_first
 from streamer.source.server.primary_of_standby import flush_source
 from streamer.target.connection import TargetAddress
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 POLL_SECONDS: Final = 0.02
 POLL_SECONDS_MAX: Final = 0.25
@@ -223,7 +223,7 @@ class _Waiting:
         if self._scope.has_whole(position.label):
             return f'source "{label}": confirmed {acknowledged_lsn}, waiting for {awaited}'
         for relation in relations:
-            visible_lsn = max(acknowledged_lsn, relation.visible_lsn or NOTHING)
+            visible_lsn = max(acknowledged_lsn, relation.visible_lsn or INVALID_LSN)
             if visible_lsn < awaited:
                 where = f'table "{relation.source}" of "{label}"'
                 return f"{where}: visible {visible_lsn}, waiting for {awaited}"

@@ -73,7 +73,7 @@ from streamer.target.connection import TargetAddress, TargetConnection, login_of
 from streamer.util.lsn import Lsn
 
 if TYPE_CHECKING:
-    from streamer.source.reached_server import Place
+    from streamer.source.reached_server import ServerIdentity
 
 log = structlog.get_logger()
 
@@ -128,7 +128,9 @@ class Options:
 
 
 class JobRunner(Protocol):
-    """Runs a job: Spark, the process that compares without Spark, or the object that chooses."""
+    """Runs a job with Spark (`SparkLauncher`), in a process (`LocalProcess`), or with either
+    (`ComparisonRunner`).
+    """
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]: ...
 
@@ -226,7 +228,7 @@ class Comparison:
         self._mapping = mapping
         self._runner = runner
         self._options = options
-        self._sources: dict[int, tuple[str, Place]] = {}
+        self._sources: dict[int, tuple[str, ServerIdentity]] = {}
         self._source_urls: list[Secret] = []
         self._lsns: dict[int, Lsn] = {}
         self._began_at: datetime | None = None
@@ -337,10 +339,10 @@ class Comparison:
         where: Expression | None,
     ) -> None:
         """Read the definitions of a source's tables on both sides."""
-        place = (record.system_identifier or "", record.timeline or 0, 0)
+        server = (record.system_identifier or "", record.timeline or 0, 0)
         async with connection_of_run(source, self._bookkeeping) as plain:
             self._source_urls.append(source.url)
-            self._sources[record.source_id] = (await login_of_source(source), place)
+            self._sources[record.source_id] = (await login_of_source(source), server)
             relations = await read_relations(plain, [parse_name(f.record.source) for f in items])
             rules = _rules(source, relations, self._mapping.target_namespace)
             self._lsns[record.source_id] = await flush_wal(plain)

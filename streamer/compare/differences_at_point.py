@@ -122,7 +122,7 @@ async def _find_parts(
 ) -> list[Unit] | None:
     """Return the parts that differ; None if a server refuses to read the table."""
     units = [Unit(table.relation_id, number, unit) for number, unit in enumerate(ranges)]
-    sources = {table.source_id: (ends.source_url, ends.place)}
+    sources = {table.source_id: (ends.source_url, ends.server)}
     job = make_job(
         [table],
         units,

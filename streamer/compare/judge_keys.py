@@ -12,8 +12,8 @@ each side, and both sides differ. Then three more facts make a real difference c
 
 - a T of round m ≥ i has P ≥ L of round i. So T holds the source's row of round i or a later row;
 - no transaction of round m that could be committing still runs before the S of a round n > m.
-  So that S sees every commit that the T of round m holds. A source makes a commit visible after
-  writing the commit record, with synchronous replication much later;
+  Therefore the S of round n sees every commit that the T of round m holds. A source makes a
+  commit visible after writing the commit record, with synchronous replication much later;
 - a T of a round q ≥ n has P ≥ L of round n. A row that the source lacks at i and n, and had in
   between, is deleted at the target by then.
 

@@ -47,14 +47,14 @@ from streamer.copy.parts.part_copier import (
     Pace,
     PassingError,
     begin_reading,
-    check_place,
+    check_server,
     connect,
     verify_fence,
 )
 from streamer.postgres.key_ranges import Key, KeyRange
 from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.sqlstate import is_transient
-from streamer.source.reached_server import Place
+from streamer.source.reached_server import ServerIdentity
 from streamer.source.wal_end import (
     COMMIT_LATER_SQL,
     COMMIT_SQL,
@@ -96,12 +96,12 @@ Tables = dict[int, ComparedTable]
 
 @dataclass(frozen=True, slots=True)
 class ComparisonEnds:
-    """The servers that tasks read. ``repr`` shows no secret. ``sources``: url and place by source
+    """The servers that tasks read. ``repr`` shows no secret. ``sources``: url and server by source
     id. ``copy``: read the source with the snapshot of this copy.
     """
 
     target_url: str
-    sources: dict[int, tuple[str, Place]]
+    sources: dict[int, tuple[str, ServerIdentity]]
     copy: CopyEnds | None = None
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class ComparisonEnds:
     def to_json(self) -> dict[str, Any]:
         return {
             "target_url": self.target_url,
-            "sources": [[i, url, *place] for i, (url, place) in self.sources.items()],
+            "sources": [[i, url, *server] for i, (url, server) in self.sources.items()],
             "copy": None if self.copy is None else asdict(self.copy),
         }
 
@@ -118,7 +118,7 @@ class ComparisonEnds:
     def read(cls, ends: dict[str, Any] | str) -> Self:
         """Read the ends of a job's tasks, or the file of the ends."""
         fields = json.loads(read_private(Path(ends))) if isinstance(ends, str) else ends
-        sources = {number: (url, (*place,)) for number, url, *place in fields["sources"]}
+        sources = {number: (url, (*server,)) for number, url, *server in fields["sources"]}
         copy = None if fields["copy"] is None else CopyEnds.from_json(fields["copy"])
         return cls(fields["target_url"], sources, copy)
 
@@ -172,24 +172,24 @@ class Servers:
     def source(self, source_id: int) -> Connection:
         """Raises TableError."""
         if source_id not in self._sources:
-            url, place = self._ends.sources[source_id]
-            self._sources[source_id] = self._open(url, begin_reading, place)
+            url, server = self._ends.sources[source_id]
+            self._sources[source_id] = self._open(url, begin_reading, server)
         return self._sources[source_id]
 
     def _open(
         self,
         url: str,
         join_copy: Callable[[Connection, CopyEnds], None],
-        place: Place | None = None,
+        server: ServerIdentity | None = None,
     ) -> Connection:
-        """Connect. *place*: the expected server; its system identifier is empty if unknown."""
+        """Connect. *server*: the expected server; its system identifier is empty if unknown."""
         opened: AbstractContextManager[Connection] = connect(url, self._name)
         connection = self._stack.enter_context(opened)
         try:
             if self._ends.copy is not None:
                 join_copy(connection, self._ends.copy)
-            elif place is not None and place[0]:
-                check_place(connection, place)
+            elif server is not None and server[0]:
+                check_server(connection, server)
         except NotCopiedError as exc:
             raise TableError(str(exc)) from None
         return connection

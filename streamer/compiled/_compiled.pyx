@@ -674,8 +674,8 @@ cdef class RowEncoder(_Tuples):
         cdef int n
         if not self.read(<const unsigned char *>PyBytes_AS_STRING(row), size):
             raise ValueError("malformed row message")
-        # *positions* may repeat a column, so each counts with the size of the whole message.
-        start = out = buffer.reserve(self.size_max(size))
+        # *positions* may repeat a column, so `size_max` adds the size of the value at each position.
+        start = out = buffer.reserve(self.size_max())
         for n in range(self.width):
             field = &self.fields[self.positions[n]]
             if self.binary:
@@ -698,7 +698,7 @@ cdef class RowEncoder(_Tuples):
         buffer.used += out - start
         return 0
 
-    cdef Py_ssize_t size_max(self, Py_ssize_t size) noexcept:
+    cdef Py_ssize_t size_max(self) noexcept:
         cdef Py_ssize_t needed = 0
         cdef int n
         for n in range(self.width):

@@ -14,14 +14,17 @@ SKIP_CHANGES: Final = "--skip-changes"
 """The option of `streamer resync` that skips changes before the snapshot."""
 
 
-def has_own_past(kind: TableType | str) -> bool:
-    """Whether no copy closes the gap that lost changes leave in a table of this type."""
+def keeps_deleted_rows(kind: TableType | str) -> bool:
+    """Whether a table of this type (append, history) keeps rows that the source deletes.
+
+    After a loss of changes, no copy restores all rows of such a table.
+    """
     return TableType(kind) is not TableType.CLONE
 
 
 def after_loss(kinds: Iterable[TableType | str]) -> tuple[str, ...]:
     """Return the options of `streamer resync` for tables of these types that lost changes."""
-    return (SKIP_CHANGES,) if any(map(has_own_past, kinds)) else ()
+    return (SKIP_CHANGES,) if any(map(keeps_deleted_rows, kinds)) else ()
 
 
 class Mode(enum.StrEnum):

@@ -39,7 +39,7 @@ from typing import Final, Self
 from streamer.control.chunked_copy import ChunkedCopy
 from streamer.control.resync_options import Resync
 from streamer.errors.error_reports import ErrorReport
-from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, LSN_MAX, Lsn
 
 
 class State(enum.StrEnum):
@@ -109,7 +109,7 @@ class TableState:
     shown: State
     need: Need = Need.NOTHING
     error: ErrorReport | None = None
-    through_lsn: Lsn = NOTHING
+    through_lsn: Lsn = INVALID_LSN
     """The target contains all changes that commit before this LSN, by a copy or as stored at the
     start.
     """
@@ -131,7 +131,7 @@ class TableState:
         cls,
         shown: State,
         *,
-        end_lsn: Lsn = NOTHING,
+        end_lsn: Lsn = INVALID_LSN,
         error: ErrorReport | None = None,
         has_snapshot: bool = True,
         needs_resync: bool = False,
@@ -176,9 +176,9 @@ class TableState:
         """
         match self.need:
             case Need.REQUEST:
-                return EVERYTHING
+                return LSN_MAX
             case Need.ROWS:
-                return EVERYTHING if self.point is None else self.point
+                return LSN_MAX if self.point is None else self.point
             case _:
                 return self.through_lsn
 
@@ -188,7 +188,7 @@ class TableState:
         the position of the snapshot is not known yet.
         """
         if self.point is None:
-            return None if self.is_read else EVERYTHING
+            return None if self.is_read else LSN_MAX
         return self.point
 
     @property

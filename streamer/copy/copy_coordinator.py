@@ -184,7 +184,7 @@ class SyncCoordinator:
             await self._reports.show_wait(batch, TableWait(reason, is_turn=True))
 
         is_first = not self._first.isdisjoint(batch)
-        copying = CopyingSource(source.label, context.server.place, is_first)
+        copying = CopyingSource(source.label, context.server.identity, is_first)
         size = sum(mapped.size_bytes for mapped in batch)
         turn = await context.turns.acquire(copying, source.priority, size, tell)
         if has_waited:

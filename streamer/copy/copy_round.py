@@ -218,7 +218,7 @@ class Round:
         for copy in copies:
             if copy not in remaining:
                 failpoint("sync.prepared")
-                self._queue.began(copy.mapped, copy.way.attempt)
+                self._queue.began(copy.mapped, copy.method.attempt)
                 self._copies.append(copy)
                 self._waits.copies.append(copy)
         for copy in remaining:

@@ -276,7 +276,7 @@ class Finisher:
                     await self._context.events.reach(copy.mapped, copy.consistent_point)
                 failpoint("sync.at_point")
             async with _using(session) as target:
-                if await self._is_elsewhere(target, copy):
+                if await self._restart_on_other_target(target, copy):
                     return
                 if copy.scope.is_to_point and await self._plan_orphans(target, copy):
                     return  # the switch waits for the parts with orphaned rows
@@ -306,8 +306,8 @@ class Finisher:
             else:
                 raise
 
-    async def _is_elsewhere(self, target: TargetConnection, copy: TableCopy) -> bool:
-        """Begin *copy* again if by now a different table has the target's name.
+    async def _restart_on_other_target(self, target: TargetConnection, copy: TableCopy) -> bool:
+        """Begin *copy* again if by now a different table has the target's name; return whether.
 
         Parts address a table by name, so both tables may contain some of the rows.
         """
@@ -361,7 +361,7 @@ class Finisher:
         """Switch to the stream. Staged rows replace the old rows in the same transaction."""
         if copy.is_staged:
             await target.set_up_origin()
-            mapped, mode = copy.mapped, copy.way.mode
+            mapped, mode = copy.mapped, copy.method.mode
             replaces_all = mode is WriteMode.INSERT and await is_first_of_all(target, mapped)
             try:
                 async with transaction(target):
@@ -472,10 +472,10 @@ def _finished_copy(copy: TableCopy, rows: int, size: int) -> FinishedCopy:
         copy.mapped.relation_id,
         replace(copy.scope, chunks=after),
         copy.consistent_point,
-        attempt=copy.way.attempt,
+        attempt=copy.method.attempt,
         rows=rows,
         size=size,
-        owns_rows=copy.way.owns_rows,
+        owns_rows=copy.method.owns_rows,
         columns=copy.column_numbers,
         definition=copy.relation.definition,
         storage=copy.seen.storage,

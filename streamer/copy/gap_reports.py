@@ -127,9 +127,12 @@ async def find_gaps(
         mapped = by_name[name]
         former = stored.get(mapped.relation_id)
         local = [leaf for leaf in present if not leaf.is_foreign]
-        # No copy of some rows may write rows that came without an INSERT by disjoint keys.
-        way = None if mapped.mapping.rule.is_disjoint else attached
-        gaps[mapped] += await _find_leaves(bookkeeping, plain, mapped, local, former, way)
+        # With `keys: disjoint`, a row that the stream never inserted may share its key with a row
+        # of a peer table. A partial copy would overwrite the peer's row.
+        may_copy = not mapped.mapping.rule.is_disjoint
+        gaps[mapped] += await _find_leaves(
+            bookkeeping, plain, mapped, local, former, attached if may_copy else None
+        )
         if foreign := [leaf for leaf in present if leaf.is_foreign]:
             gaps[mapped].append(_foreign_gap(foreign))
     return {mapped: reasons for mapped, reasons in gaps.items() if reasons}
@@ -146,7 +149,7 @@ def _foreign_gap(leaves: list[Leaf]) -> Gap:
 
 async def _report(bookkeeping: Bookkeeping, mapped: MappedRelation, gaps: list[Gap]) -> None:
     source, name = mapped.source, str(mapped.mapping.source)
-    # With disjoint keys, other tables may have the keys of rows that no INSERT brought.
+    # With `keys: disjoint`, writing only the rows that differ could overwrite a peer table's rows.
     options = () if mapped.mapping.rule.is_disjoint else ("--mode", "diff")
     resync = run("resync", name, *options, database=source.database, sid=source.sid)
     steps = "".join(gap.before for gap in gaps)
@@ -166,29 +169,32 @@ async def _find_leaves(
     """Return the gaps caused by partitions of this server; record the partitions without a gap."""
     # An older version of streamer recorded no partitions, so record the present partitions.
     new = [] if stored is None else [leaf for leaf in leaves if leaf.oid not in stored]
-    brought = [await had_rows(plain, leaf) for leaf in new]
-    gaps = [leaf for leaf, has in zip(new, brought, strict=True) if has]
-    unknown = [leaf for leaf, has in zip(new, brought, strict=True) if has is not False]
+    filled = [await had_rows(plain, leaf) for leaf in new]
+    gaps = [leaf for leaf, has_rows in zip(new, filled, strict=True) if has_rows]
+    unknown = [leaf for leaf, has_rows in zip(new, filled, strict=True) if has_rows is not False]
     # The stream lacks all changes of a partition while it was detached.
     former = stored or {}
-    away = [leaf for leaf in leaves if former.get(leaf.oid, "") not in ("", leaf.attached_by)]
+    reattached = [leaf for leaf in leaves if former.get(leaf.oid, "") not in ("", leaf.attached_by)]
     done: list[Leaf] = []
-    if attached is not None and (gaps or away):
-        done = await attached.request_rows(bookkeeping, plain, mapped, gaps + away)
+    if attached is not None and (gaps or reattached):
+        done = await attached.request_rows(bookkeeping, plain, mapped, gaps + reattached)
     seen = {leaf.oid: leaf.attached_by for leaf in leaves if leaf not in unknown or leaf in done}
-    for leaf in away:
+    for leaf in reattached:
         if leaf in done:
             continue
         seen[leaf.oid] = former[leaf.oid]
     if done:
-        failpoint("attach.brought")
+        failpoint("attach.requested")
     if seen != stored:
         await set_leaves(bookkeeping, mapped.relation_id, seen)
     if attached is not None:
         return []
     parts = [
         (gaps, "was attached as a partition with rows, which the stream does not contain"),
-        (away, "was detached and attached again, and changes made meanwhile are not replicated"),
+        (
+            reattached,
+            "was detached and attached again, and changes made meanwhile are not replicated",
+        ),
     ]
     return [Gap(f"{_names(members)} {reason}") for members, reason in parts if members]
 
@@ -251,11 +257,11 @@ async def _find_rewritten(
         cast: list[str] | None = None
         for table in tables:
             former = (stored_storage or {}).get(table.oid, table.storage)
-            signs = await is_rewritten(plain, table, former, captures=captures)
-            if signs is None:
+            was_rewritten = await is_rewritten(plain, table, former, captures=captures)
+            if was_rewritten is None:
                 present[table.oid] = former
             else:
-                present[table.oid] = table.storage.lost if signs else table.storage
+                present[table.oid] = table.storage.lost if was_rewritten else table.storage
             if not captures and table.storage.has_other_columns(former):
                 if cast is None:
                     cast = await _find_cast(bookkeeping, plain, mapped)

@@ -360,7 +360,7 @@ async def read_ends(
         target_url=await login_of_target(settings.target_url),
         snapshot_name=snapshot.snapshot_name,
         application_name=context.task_name,
-        place=context.server.place,
+        server=context.server.identity,
         fence=context.fence.parameters,
         rows_per_second=task_rate(settings.rows_per_second, settings.jobs, task_count),
         total_rows_per_second=settings.total_rows_per_second,

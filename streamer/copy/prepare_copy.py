@@ -102,7 +102,7 @@ Pair = tuple[MappedRelation, SourceRelation]
 
 
 @dataclass(frozen=True, slots=True)
-class CopyWay:
+class CopyMethod:
     """How the rows of an attempt get into the target table.
 
     ``owns_rows``: after the copy, all rows of this source in the target are streamer's.
@@ -117,9 +117,7 @@ class CopyWay:
 
 @dataclass(eq=False, slots=True)
 class TableCopy:
-    """A relation in a round of copies. The round sets the fields without a default in this
-    order.
-    """
+    """A relation in a round of copies. The round sets fields without a default in this order."""
 
     mapped: MappedRelation
     relation: SourceRelation
@@ -127,7 +125,7 @@ class TableCopy:
     was_created: bool
     scope: CopyScope
     plan: ApplyPlan | None = None
-    way: CopyWay = field(init=False, repr=False)
+    method: CopyMethod = field(init=False, repr=False)
     """Set once the bookkeeping stores the attempt."""
     lock: "LockedTable | None" = None
     """The session that locks the table until the end of the copy, if needed."""
@@ -191,7 +189,7 @@ class TableCopy:
 
     @property
     def is_staged(self) -> bool:
-        return self.way.mode is not WriteMode.DIRECT
+        return self.method.mode is not WriteMode.DIRECT
 
     @property
     def order(self) -> CopyOrder:
@@ -199,7 +197,7 @@ class TableCopy:
         rows = self.rows
         return CopyOrder(
             self.mapped.relation_id,
-            self.way.attempt,
+            self.method.attempt,
             self.mapped.mapping,
             self.relation.columns,
             self.target,
@@ -224,7 +222,7 @@ class TableCopy:
 
         A later copy reads all rows, because streamer discards changes from before the snapshot.
         """
-        return self.mapped.mapping.rule.copy_where if self.way.is_first else None
+        return self.mapped.mapping.rule.copy_where if self.method.is_first else None
 
     @property
     def kept_rows(self) -> Expression | None:
@@ -564,9 +562,9 @@ class Preparation:
         await drop_stages(target, ids)
         for copy in copies:
             record = begun[copy.mapped.relation_id]
-            copy.way = CopyWay(record.attempt, is_first=not record.was_in_sync)
+            copy.method = CopyMethod(record.attempt, is_first=not record.was_in_sync)
             if need is Need.PART:
-                copy.way = replace(copy.way, mode=_choose_part_mode(copy, record.is_owner))
+                copy.method = replace(copy.method, mode=_choose_part_mode(copy, record.is_owner))
             elif copy.is_disjoint and need is Need.CHUNKS:
                 raise shared_copy_error(copy.mapped)
             elif need is Need.CHUNKS:
@@ -583,7 +581,7 @@ class Preparation:
             if copy.is_disjoint:
                 # streamer cannot remove the rows of only this table, so the rows arrive in one
                 # transaction.
-                copy.way = replace(copy.way, mode=WriteMode.INSERT, owns_rows=False)
+                copy.method = replace(copy.method, mode=WriteMode.INSERT, owns_rows=False)
                 await require_common_copy(target, copy.mapped)
                 continue
             if copy not in occupied:
@@ -591,8 +589,9 @@ class Preparation:
             if record.is_filling:
                 await _clear(target, copy)
             else:
-                mode, owns_rows = _choose_mode(copy, record.is_owner), record.is_owner
-                copy.way = replace(copy.way, mode=mode, owns_rows=owns_rows or _may_remove(copy))
+                mode = _choose_mode(copy, record.is_owner)
+                owns_rows = record.is_owner or _may_remove(copy)
+                copy.method = replace(copy.method, mode=mode, owns_rows=owns_rows)
         await fill_directly(
             target, [copy.mapped.relation_id for copy in copies if not copy.is_staged]
         )
@@ -696,7 +695,7 @@ def swap_of(copy: TableCopy) -> RowSwap:
     is_history = copy.mapped.mapping.type is TableType.HISTORY
     # If keys are not unique, the swap deletes surplus rows, which no key identifies. A history
     # table has one open version of each key.
-    is_keyed = plan.key_is_indexed or is_history or copy.way.mode is WriteMode.KEEP
+    is_keyed = plan.key_is_indexed or is_history or copy.method.mode is WriteMode.KEEP
     is_keyed = is_keyed or copy.filled is not None or plan.marks
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
     within = "true"

@@ -78,23 +78,23 @@ class RoundRemoval:
         again: str | None,
         then: Callable[[], Awaitable[None]] | None,
     ) -> None:
-        patience = self._backoffs.setdefault(mapped, Backoff(first=0.5))
+        backoff = self._backoffs.setdefault(mapped, Backoff(first=0.5))
         if again is not None:
-            await self._report(mapped, SyncAgainError(again), patience)
+            await self._report(mapped, SyncAgainError(again), backoff)
         await self._until_free(mapped, batch)
         if then is not None:
             await _persist(then)
         if again is not None:
-            await patience.wait()
+            await backoff.wait()
         self._queue.removed(mapped, batch, again=again is not None)
         self._wake()
 
     async def _report(
-        self, mapped: MappedRelation, error: SyncAgainError, patience: Backoff
+        self, mapped: MappedRelation, error: SyncAgainError, backoff: Backoff
     ) -> None:
         source = self._context.source
         self._context.metrics.count_error(error, source.database, source.sid)
-        patience.log(log, f'copying "{mapped.mapping.source}" begins again', error)
+        backoff.log(log, f'copying "{mapped.mapping.source}" begins again', error)
         try:
             await self._reports.show_error([mapped], ErrorReport.of(error))
         except StreamerError as exc:  # the round gets the error, too

@@ -6,8 +6,8 @@ rows that its table wrote before. streamer removes the rows of all tables togeth
 with this target waits for a copy and none of them writes. The first of these copies removes the
 rows in the transaction that inserts its own rows, and the later copies insert like first copies.
 
-A copy of differing rows inserts and updates by key, and deletes none. The target's key has refused
-the keys of each row that an INSERT brought. So streamer refuses this copy for a table with a gap.
+A copy of differing rows inserts and updates by key, and deletes none. The target's unique index has
+checked only the rows that streamer inserted. So streamer refuses this copy for a table with a gap.
 """
 
 import enum

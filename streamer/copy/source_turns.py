@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from streamer.copy.turn_waits import TURN
-from streamer.source.reached_server import Place
+from streamer.source.reached_server import ServerIdentity
 from streamer.util.quantities import format_bytes
 
 Report = Callable[[str], Awaitable[None]]
@@ -31,7 +31,7 @@ class CopyingSource:
     """
 
     source: str
-    server: Place
+    server: ServerIdentity
     is_first: bool
 
 

@@ -38,7 +38,7 @@ from streamer.errors.error_classes import (
     StreamerError,
 )
 from streamer.observability.metrics import Metrics
-from streamer.schema_changes.lost_messages import Refused, explain
+from streamer.schema_changes.lost_messages import Refused, apply_lost_definitions
 from streamer.target.missing_grants import advise_grants
 
 READ_BYTES: Final = 4 * 1024 * 1024
@@ -91,15 +91,20 @@ class Turn:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED or isinstance(exc, DefinitionStopError):
                 raise
-            if not (await self._expects_former_labels(refused) or await self._explain(refused)):
+            if not (
+                await self._expects_former_labels(refused)
+                or await self._apply_lost_definitions(refused)
+            ):
                 mappings = [mapped.mapping for mapped in refused.relations]
                 await advise_grants(exc, self._writer.target, mappings)
                 raise
         return True
 
-    async def _explain(self, refused: Refused) -> bool:
-        """Apply definition changes whose message was lost; return whether it applied any."""
-        return await explain(self._writer.target, self._lane.owner, self._planner, refused)
+    async def _apply_lost_definitions(self, refused: Refused) -> bool:
+        """Apply definition changes without a message; return whether *refused* needed any."""
+        return await apply_lost_definitions(
+            self._writer.target, self._lane.owner, self._planner, refused
+        )
 
     async def _apply_some(self, transactions: list[LaneTransaction], refused: Refused) -> None:
         """Apply finished transactions, or a large transaction; put failed transactions into
@@ -113,7 +118,7 @@ class Turn:
                 self._metrics,
                 read_bytes=READ_BYTES,
                 tried=refused,
-                explain=partial(self._explain, refused),
+                apply_lost_definitions=partial(self._apply_lost_definitions, refused),
             )
             await large.apply(transactions[0])
         else:
@@ -219,7 +224,7 @@ class Turn:
             if any(map(may_divert, transactions)):  # rather than put rows into quarantine
                 diverted = Refused()
                 diverted.add(window.transactions)
-                await self._explain(diverted)
+                await self._apply_lost_definitions(diverted)
             # Plan the transactions again: an earlier definition may have caused the rejection.
             for lane_transaction in transactions:
                 self._planner.invalidate(lane_transaction)

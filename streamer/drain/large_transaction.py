@@ -45,9 +45,8 @@ class LargeTransaction:
     """Applies the transaction at the front of *lane* through *writer*.
 
     *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: records the pieces
-    that the drainer tried to write. *explain*: applies definition changes whose capture message
-    was lost, if these changes explain why the target refused *tried*; returns whether any were
-    applied.
+    that the drainer tried to write. *apply_lost_definitions*: applies definition changes without a
+    message, if the refused rows need the changes; returns whether the rows needed any.
     """
 
     def __init__(
@@ -59,12 +58,12 @@ class LargeTransaction:
         *,
         read_bytes: int,
         tried: Refused,
-        explain: Callable[[], Awaitable[bool]],
+        apply_lost_definitions: Callable[[], Awaitable[bool]],
     ) -> None:
         self._read_bytes = read_bytes
         self._tried = tried
-        self._explain = explain
-        self._may_explain = True
+        self._apply_lost_definitions = apply_lost_definitions
+        self._may_lack_definitions = True
         self._lane = lane
         self._writer = writer
         self._planner = planner
@@ -92,8 +91,8 @@ class LargeTransaction:
                 return
             except _ConstraintAtEnd:
                 immediate = True
-            except _RowsToExplain:
-                self._may_explain = await self._explain()
+            except _RowsRefused:
+                self._may_lack_definitions = await self._apply_lost_definitions()
             pieces = await self._next_piece()
 
     async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
@@ -140,7 +139,7 @@ class LargeTransaction:
         except BaseException as exc:
             spool.rewind()
             definitions.forget_plans()
-            if isinstance(exc, (_ConstraintAtEnd, _RowsToExplain)):
+            if isinstance(exc, (_ConstraintAtEnd, _RowsRefused)):
                 await writer.rollback()
             if isinstance(exc, StreamerError):
                 add_context(exc, piece)
@@ -244,8 +243,9 @@ class LargeTransaction:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED or immediate:
                 raise
-            if self._may_explain and may_divert(piece):  # rather than put rows into quarantine
-                raise _RowsToExplain from exc
+            # rather than put rows into quarantine
+            if self._may_lack_definitions and may_divert(piece):
+                raise _RowsRefused from exc
             await writer.rollback_to_savepoint()
             self._planner.invalidate(piece)
             window = await self._piece_window(piece)
@@ -282,7 +282,7 @@ def _check_no_pending_copy(touched: Iterable[MappedRelation], transaction: Trans
         raise _PendingCopy
 
 
-class _RowsToExplain(Exception):  # not an error: a definition change may be lost
+class _RowsRefused(Exception):  # not an error: a definition change may be lost
     """The target refuses rows that it may accept after a lost definition change is applied.
 
     Without such a change, the rows may go into quarantine.

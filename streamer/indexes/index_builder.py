@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 30.0
 """The time to wait for tables that are not ready, or until the next attempt."""
-CONTENT_SECONDS: Final = 300.0
+IDLE_SECONDS: Final = 300.0
 """The time to wait when no index is missing."""
 
 
@@ -61,7 +61,7 @@ class IndexBuilder:
                     while (missing := await self._next()) is not None:
                         await self._build(missing)
                     if not await self._find_missing():
-                        seconds = CONTENT_SECONDS
+                        seconds = IDLE_SECONDS
                 except StreamerError as exc:
                     self._report(exc)
                 await asyncio.sleep(seconds)

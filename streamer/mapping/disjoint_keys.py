@@ -25,8 +25,9 @@ class Unfit:
 def describe_unguarded(source: str, target: str) -> str:
     """Return why a copy cannot compare the rows of *source* with the rows of *target*.
 
-    After ATTACH PARTITION, for instance, the source has rows that no INSERT brought to the target.
-    A row of a second table may have the key of such a row, and the copy would change that row.
+    After ATTACH PARTITION, for instance, the source has rows that the stream never inserted into
+    the target. A row of a second table may have the key of such a row, and the copy would change
+    that row.
     """
     return (
         f'"{source}" has rows that came without an INSERT, so a second table with target '

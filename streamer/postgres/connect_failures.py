@@ -16,13 +16,13 @@ _OF_HOST: Final = re.compile(r"^- host: ", re.MULTILINE)
 """Begins the error of a host in psycopg's message about several hosts."""
 _LOST: Final = ("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof")
 """Texts about a lost encrypted connection, whose cause is not the encryption."""
-_IS_STANDBY: Final = (
+_STANDBY_TEXTS: Final = (
     "session is read-only",
     "server is in hot standby mode",
     "None of the hosts match the target attribute",
 )
-_IS_POOLER: Final = ("unsupported startup parameter",)
-_IS_PRIMARY: Final = ("session is not read-only", "server is not in hot standby mode")
+_POOLER_TEXTS: Final = ("unsupported startup parameter",)
+_PRIMARY_TEXTS: Final = ("session is not read-only", "server is not in hot standby mode")
 
 STANDBY_HINT: Final = (
     "the server is a standby: promote it with select pg_promote(), or list its primary in the url"
@@ -73,11 +73,11 @@ def connect_hint(text: str) -> str | None:
     """
     hints: dict[str, None] = {}
     for message in _host_errors(text):
-        if _has(message, _IS_STANDBY):
+        if _has(message, _STANDBY_TEXTS):
             hints[STANDBY_HINT] = None
-        elif _has(message, _IS_PRIMARY):
+        elif _has(message, _PRIMARY_TEXTS):
             hints[PRIMARY_HINT] = None
-        elif _has(message, _IS_POOLER):
+        elif _has(message, _POOLER_TEXTS):
             hints[POOLER_HINT] = None
         elif _has(message, TLS_WORDS) and not _has(message, _LOST):
             hints[TLS_HINT] = None

@@ -31,7 +31,7 @@ from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, names_several_hosts, translating
 from streamer.source.server.primary_of_standby import connection_to_primary
 from streamer.source.stream.emit_heartbeat import emit_heartbeat, heartbeat_obstacle
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 from streamer.util.repeated_notices import end_notice, give_notice
 
 log = structlog.get_logger()
@@ -69,7 +69,7 @@ class Heartbeat:
         self.confirmed_at: float | None = None
         """The monotonic time at which the process sent the last heartbeat that arrived."""
         self._sent_at: float | None = None
-        self._lsn = NOTHING
+        self._lsn = INVALID_LSN
 
     async def run(self, plain: Connection, server: SourceServer, lag: Lag) -> None:
         """Beat until cancelled; return at once where heartbeats are impossible.
@@ -101,7 +101,7 @@ class Heartbeat:
         if obstacle is not None:
             self._log_off(obstacle)
             return
-        beats = self._by_server.setdefault(server.place, ServerBeats())
+        beats = self._by_server.setdefault(server.identity, ServerBeats())
         beats.receivers[self] = lag
         try:
             await self._share(plain, beats)
@@ -112,7 +112,7 @@ class Heartbeat:
         finally:
             del beats.receivers[self]
             if not beats.receivers:
-                self._by_server.pop(server.place, None)
+                self._by_server.pop(server.identity, None)
 
     async def _share(self, plain: Connection, beats: ServerBeats) -> None:
         """Send a heartbeat for all sources of the server, unless a heartbeat is very recent."""

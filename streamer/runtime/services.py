@@ -23,11 +23,11 @@ from streamer.runtime.target_health import TargetHealth
 from streamer.source.server.idle_connections import IdleConnections
 from streamer.target.connection import TargetAddress
 from streamer.target.fencing_token import FencingToken
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
     from streamer.runtime.heartbeat import ServerBeats
-    from streamer.source.reached_server import Place
+    from streamer.source.reached_server import ServerIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Services:
     """Seconds between two checks for new tables; 0 for none."""
     tables_appeared: Callable[[str], None] = lambda _: None
     """Called with the label of a source that has new tables under its patterns."""
-    heartbeats: "dict[Place, ServerBeats]" = field(default_factory=dict)
+    heartbeats: "dict[ServerIdentity, ServerBeats]" = field(default_factory=dict)
     """The heartbeats of each source server."""
     pace: CheckPace = field(default_factory=CheckPace)
     take_over: set[str] = field(default_factory=set)
@@ -91,7 +91,7 @@ class Health:
     """The copy turn for which the start of the source waits."""
     holder: str | None = None
     """The process that runs this source, if that is another process."""
-    wal_end_lsn: Lsn = NOTHING
+    wal_end_lsn: Lsn = INVALID_LSN
     restart_lsn: Lsn | None = None
     safe_wal_bytes: int | None = None
     table_states: dict[str, str] = field(default_factory=dict)

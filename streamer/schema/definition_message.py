@@ -7,7 +7,7 @@ stored definition takes precedence, and the absence of an object does not prove 
 
 If stored and described state differ in such a part, a message may also have been lost. Then the
 definition is in doubt, and streamer requests a complete state, which arrives at a later place in
-the stream. Until then, `explaining` finds the parts that a row of the stream needs. Pure.
+the stream. Until then, `with_needed_parts` finds the parts that a row of the stream needs. Pure.
 """
 
 import json
@@ -37,7 +37,7 @@ Part = int | str
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class ChangedParts:
     """The parts of a state that the transaction changed.
 
     ``is_fresh``: each command of the transaction sees all earlier commits.
@@ -106,7 +106,7 @@ class DefinitionMessage:
     """The state of a table after a command at the source, or the objects that a command dropped.
 
     ``relid``: None if the message names no table. ``tag``: the command tag; `BASELINE` for a state
-    that no command preceded. ``query``: the text of the statement. ``own``: None for a complete
+    that no command preceded. ``query``: the text of the statement. ``changed``: None for a complete
     state. ``known``: the OIDs and numbers that streamer knew when it requested the state.
     """
 
@@ -116,7 +116,7 @@ class DefinitionMessage:
     tag: str
     query: str
     definition: SourceDefinition | None = field(default=None, repr=False)
-    own: Own | None = None
+    changed: ChangedParts | None = None
     dropped: Dropped = Dropped()
     known: Mapping[str, Sequence[int]] | None = None
     is_made: bool = False
@@ -135,7 +135,7 @@ class DefinitionMessage:
             return None
         fields = json.loads(text)
         relation = fields.get("relation") or {}
-        own_fields, definition = relation.pop("own", None), None
+        changed_fields, definition = relation.pop("own", None), None
         if "columns" in relation:
             definition = SourceDefinition.of(relation)
         return cls(
@@ -145,7 +145,7 @@ class DefinitionMessage:
             fields["tag"],
             fields["query"] or "",
             definition,
-            None if own_fields is None else Own.of(own_fields),
+            None if changed_fields is None else ChangedParts.of(changed_fields),
             Dropped.of(fields.get("dropped") or {}),
             fields.get("known"),
             fields.get("is_made", False),
@@ -210,7 +210,7 @@ def definition_after(
 
     *namespace* and *relid* identify the table at the source.
     """
-    reported, changed = message.definition, message.own
+    reported, changed = message.definition, message.changed
     if stored is None or not stored.is_whole:
         if reported is not None and changed is None:
             return Outcome(reported)
@@ -299,7 +299,7 @@ def _staying(partitions: Sequence[Partition], oids: Collection[int]) -> tuple[Pa
     return tuple(staying)
 
 
-def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: Own) -> Outcome:
+def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: ChangedParts) -> Outcome:
     types, doubts = _types(stored.types or (), reported.types or (), changed)
     renames = type_difference(stored.types or (), types)
     # A column loses the sequence that a second column gets, without evidence in the message.
@@ -358,7 +358,7 @@ def _chosen(
 
 
 def _types(
-    stored: Sequence[DefinedType], reported: Sequence[DefinedType], changed: Own
+    stored: Sequence[DefinedType], reported: Sequence[DefinedType], changed: ChangedParts
 ) -> tuple[tuple[DefinedType, ...], bool]:
     """Return the types after a message: `_chosen` for types that a table may share."""
     former = {kind.oid: kind for kind in stored}
@@ -406,11 +406,11 @@ def _united(was: DefinedType, reported: DefinedType) -> DefinedType:
     )
 
 
-# ---- rows that no message explains -------------------------------------------------------------
+# ---- rows that need parts without a message ---------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RowEvidence:
     """The evidence of refused rows about the definition at that place of the stream.
 
     ``relations``: the columns of each RELATION message of the rows, in order, with their types as
@@ -442,32 +442,32 @@ class Shown:
         )
 
 
-def explaining(
-    stored: SourceDefinition, reported: SourceDefinition, shown: Shown
+def with_needed_parts(
+    stored: SourceDefinition, reported: SourceDefinition, evidence: RowEvidence
 ) -> SourceDefinition:
     """Return the stored definition with the parts of the present definition that refused rows need.
 
     The present definition *reported* may be ahead of the rows. So use a part of *reported* only
-    where *shown* agrees, or where the change only admits more rows.
+    where *evidence* agrees, or where the change only admits more rows.
     """
-    columns = _explaining_columns(stored, reported, shown)
+    columns = _needed_columns(stored, reported, evidence)
     if len({column.name for column in columns}) < len(columns):
         return stored
     has_changed = [*stored.columns] != columns
     return SourceDefinition.of_columns(
         columns,
-        _easing_objects(stored.objects or (), reported.objects or (), shown),
-        _explaining_types(stored.types or (), reported.types or (), shown, takes_new=has_changed),
-        _more_partitions(stored.partitions or (), reported.partitions or (), shown),
+        _easing_objects(stored.objects or (), reported.objects or (), evidence),
+        _needed_types(stored.types or (), reported.types or (), evidence, takes_new=has_changed),
+        _more_partitions(stored.partitions or (), reported.partitions or (), evidence),
         oid=stored.oid,
     )
 
 
-def _explaining_columns(
-    stored: SourceDefinition, reported: SourceDefinition, shown: Shown
+def _needed_columns(
+    stored: SourceDefinition, reported: SourceDefinition, evidence: RowEvidence
 ) -> list[DefinedColumn]:
-    names, present = shown.names, {item.number: item for item in reported.columns}
-    are_traded = not shown.follows(stored) and shown.follows(reported)
+    names, present = evidence.names, {item.number: item for item in reported.columns}
+    are_traded = not evidence.follows(stored) and evidence.follows(reported)
     columns = []
     for column in stored.columns:
         now = present.pop(column.number, None)
@@ -477,9 +477,9 @@ def _explaining_columns(
             continue
         if now.name in names and (column.name not in names or are_traded):
             column = replace(column, name=now.name)
-        if column.name == now.name and shown.has_type(now):
+        if column.name == now.name and evidence.has_type(now):
             column = replace(column, type=now.type, collation=now.collation)
-        if DdlKind.DROP_NOT_NULL in shown.eases:
+        if DdlKind.DROP_NOT_NULL in evidence.eases:
             column = replace(column, not_null=column.not_null and now.not_null)
         columns.append(column)
     used_names = {item.name for item in columns}
@@ -487,7 +487,7 @@ def _explaining_columns(
 
 
 def _easing_objects(
-    stored: Sequence[DefinedObject], reported: Sequence[DefinedObject], shown: Shown
+    stored: Sequence[DefinedObject], reported: Sequence[DefinedObject], evidence: RowEvidence
 ) -> tuple[DefinedObject, ...]:
     """Return the objects without dropped objects that refuse rows."""
     oids = {part.oid for item in reported for part in (item, item.index) if part is not None}
@@ -496,13 +496,17 @@ def _easing_objects(
     def is_gone(part: DefinedObject) -> bool:
         kind = DdlKind.DROP_INDEX if part.is_index else DdlKind.DROP_CONSTRAINT
         is_shown = part.oid in oids or (part.kind, part.name) in names
-        return part.binds and part.kind != "p" and kind in shown.eases and not is_shown
+        return part.binds and part.kind != "p" and kind in evidence.eases and not is_shown
 
     return tuple(part for part in stored if not is_gone(part))
 
 
-def _explaining_types(
-    stored: Sequence[DefinedType], reported: Sequence[DefinedType], shown: Shown, *, takes_new: bool
+def _needed_types(
+    stored: Sequence[DefinedType],
+    reported: Sequence[DefinedType],
+    evidence: RowEvidence,
+    *,
+    takes_new: bool,
 ) -> tuple[DefinedType, ...]:
     """Return the types with labels that rows may have, and without dropped checks.
 
@@ -518,32 +522,32 @@ def _explaining_types(
             continue
         former_labels = dict(was.labels)
         labels = [
-            (oid, label if shown.may_have(label) else former_labels[oid])
+            (oid, label if evidence.may_have(label) else former_labels[oid])
             for oid, label in now.labels
-            if oid in former_labels or shown.may_have(label)
+            if oid in former_labels or evidence.may_have(label)
         ]
-        explained = replace(
+        needed = replace(
             was,
             labels=_united(was, replace(now, labels=tuple(labels))).labels,
-            attributes=_explaining_attributes(was, now, shown),
+            attributes=_needed_attributes(was, now, evidence),
         )
-        if DdlKind.CHANGE_DOMAIN in shown.eases:
+        if DdlKind.CHANGE_DOMAIN in evidence.eases:
             present_checks = {oid for oid, _, _ in now.checks}
             checks = tuple(check for check in was.checks if check[0] in present_checks)
             not_null = was.not_null and now.not_null
-            explained = replace(explained, checks=checks, not_null=not_null)
-        types.append(explained)
+            needed = replace(needed, checks=checks, not_null=not_null)
+        types.append(needed)
     return (*types, *former.values())
 
 
-def _explaining_attributes(
-    was: DefinedType, now: DefinedType, shown: Shown
+def _needed_attributes(
+    was: DefinedType, now: DefinedType, evidence: RowEvidence
 ) -> tuple[tuple[int, str, str], ...]:
     """Return the attributes of a composite type that all values of the rows have.
 
     Values contain no names of attributes, so only the number of attributes is evidence.
     """
-    counts = set(shown.attribute_counts.get(now.oid, ()))
+    counts = set(evidence.attribute_counts.get(now.oid, ()))
     attributes = now.attributes[: max(counts, default=0)]
     numbers = {number for number, _, _ in attributes}
     has_former = all(number in numbers for number, _, _ in was.attributes)
@@ -554,10 +558,10 @@ def _explaining_attributes(
 
 
 def _more_partitions(
-    stored: tuple[Partition, ...], reported: tuple[Partition, ...], shown: Shown
+    stored: tuple[Partition, ...], reported: tuple[Partition, ...], evidence: RowEvidence
 ) -> tuple[Partition, ...]:
     """Return the present partitions if all stored partitions remain, because a new partition could
     reuse bounds.
     """
     is_more = {partition.oid for partition in stored} <= {partition.oid for partition in reported}
-    return reported if stored and is_more and DdlKind.ATTACH_PARTITION in shown.eases else stored
+    return reported if stored and is_more and DdlKind.ATTACH_PARTITION in evidence.eases else stored

@@ -512,10 +512,10 @@ def _changes_of_attributes(old: DefinedType, new: DefinedType) -> Iterator[TypeC
     for number, (name, type_) in present.items():
         if number not in former:
             continue
-        was, its_type = former[number]
-        if was != name:
-            yield TypeChange(DdlKind.RENAME_ATTRIBUTE, old, new, (was, name))
-        if its_type != type_:
+        former_name, former_type = former[number]
+        if former_name != name:
+            yield TypeChange(DdlKind.RENAME_ATTRIBUTE, old, new, (former_name, name))
+        if former_type != type_:
             yield TypeChange(DdlKind.CHANGE_ATTRIBUTE, old, new, (name, name))
     for number, (name, _) in present.items():
         if number not in former:

@@ -409,8 +409,8 @@ class Renderer:
             exclusion = Planned(ObjectKind.EXCLUSION, of_open, made, made)
             return [for_partitions(plan, self._place) for plan in (primary, exclusion)]
         body = f"{quote_identifier(of_open)} on {table} {versions}"
-        ways = (f"create unique index {body}",), (f"create unique index concurrently {body}",)
-        unique = Planned(ObjectKind.INDEX, of_open, *ways, index=of_open)
+        commands = (f"create unique index {body}",), (f"create unique index concurrently {body}",)
+        unique = Planned(ObjectKind.INDEX, of_open, *commands, index=of_open)
         return [for_partitions(plan, self._place) for plan in (primary, unique)]
 
     def _plain_key(self, constraint: ConstraintDefinition) -> Planned:

@@ -69,7 +69,7 @@ async def stop_error(
     refusal: StreamerError,
 ) -> DefinitionStopError:
     """Return the error for the operator."""
-    cause, way = refusal.remedy, await copy_remedy(table, command, refusal)
+    cause, copy = refusal.remedy, await copy_remedy(table, command, refusal)
     name, source = str(table.mapped.mapping.source), table.source
     apply, skip, edit = (
         run(f"ddl {action}", name, *options, database=source.database, sid=source.sid)
@@ -86,7 +86,7 @@ async def stop_error(
         hint=Remedy.of(
             cause,
             "; " if cause else "",
-            way,
+            copy,
             f"streamer would run at the target: {'; '.join(statements)}; " if statements else "",
             *(("continue with `", apply, "`, ") if may_apply else ()),
             "run other statements there with `",

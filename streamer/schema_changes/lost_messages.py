@@ -1,4 +1,4 @@
-"""Checks whether a change of a definition without a message explains refused rows.
+"""Applies changes of a definition without a message, if refused rows need the changes.
 
 The capture gives a warning if it cannot send a message: a session holds the lock of a table, or the
 event triggers are disabled. The next message of the table replaces the lost message. A row may come
@@ -21,7 +21,7 @@ from streamer.decode.pgoutput import Redefinition, Relation, new_row, to_datetim
 from streamer.errors.error_classes import StreamerError
 from streamer.mapping.rule_options import DdlCapture, OnDdl
 from streamer.schema.composite_values import attribute_counts
-from streamer.schema.definition_message import Shown, explaining
+from streamer.schema.definition_message import RowEvidence, with_needed_parts
 from streamer.schema.source_definition import SourceDefinition, all_differences
 from streamer.schema_changes.changed_table import ChangedTable, SourceCommand
 from streamer.schema_changes.table_change import TableChange
@@ -88,10 +88,10 @@ class Refused:
         return counts
 
 
-async def explain(
+async def apply_lost_definitions(
     target: TargetConnection, owner: LaneOwner, planner: Planner, refused: Refused
 ) -> bool:
-    """Apply the lost definition changes that explain why the target refused rows.
+    """Apply definition changes whose message was lost, if the *refused* rows need the changes.
 
     Return whether any change was applied.
 
@@ -100,13 +100,14 @@ async def explain(
     """
     if owner.source.ddl is not DdlCapture.CAPTURE or not refused:
         return False
-    are_made = [
-        await _explain(target, owner, planner, refused, mapped) for mapped in refused.relations
+    are_applied = [
+        await _apply_to_table(target, owner, planner, refused, mapped)
+        for mapped in refused.relations
     ]
-    return any(are_made)
+    return any(are_applied)
 
 
-async def _explain(
+async def _apply_to_table(
     target: TargetConnection,
     owner: LaneOwner,
     planner: Planner,
@@ -132,8 +133,8 @@ async def _explain(
         return False
     eases = {kind for kind, reaction in owner.source.on_ddl.items() if reaction is OnDdl.APPLY}
     counts = refused.attribute_counts(message.definition)
-    shown = Shown(columns, refused.may_have, eases, counts)
-    definition = explaining(stored, message.definition, shown)
+    evidence = RowEvidence(columns, refused.may_have, eases, counts)
+    definition = with_needed_parts(stored, message.definition, evidence)
     changes = all_differences(stored, definition)
     if not changes:
         return False

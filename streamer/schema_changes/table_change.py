@@ -23,7 +23,7 @@ from streamer.bookkeeping.ddl_records import (
     put_made,
     read_decision,
 )
-from streamer.bookkeeping.planned_definitions import hold_plans
+from streamer.bookkeeping.planned_definitions import lock_plans
 from streamer.bookkeeping.relation_definitions import lock_definition, read_others
 from streamer.errors.error_classes import (
     Retry,
@@ -130,7 +130,7 @@ class TableChange:
         mapping = self._table.mapped.mapping
         if mapping.sid is not None or mapping.rule.is_disjoint:
             await lock_definition(self._target, name)
-        await hold_plans(self._target, name)
+        await lock_plans(self._target, name)
         if _uses_types(changes):
             await lock_types(self._target)
         target = await read_relation(self._target, name)

@@ -227,7 +227,7 @@ class DefinitionFacts:
 _CONSTRAINTS: Final = frozenset(
     {ObjectKind.UNIQUE, ObjectKind.EXCLUSION, ObjectKind.CHECK, ObjectKind.FOREIGN_KEY}
 )
-_HAS_EXPRESSIONS: Final = frozenset(
+_KINDS_WITH_EXPRESSIONS: Final = frozenset(
     {
         *(ObjectKind.INDEX, ObjectKind.UNIQUE, ObjectKind.EXCLUSION, ObjectKind.CHECK),
         *(ObjectKind.DEFAULT, ObjectKind.EXTENDED_STATISTICS),
@@ -255,7 +255,7 @@ def around_table(record: DefinitionRecord) -> tuple[str, str] | None:
 
     None without an expression of the source. Pure.
     """
-    if record.kind not in _HAS_EXPRESSIONS:
+    if record.kind not in _KINDS_WITH_EXPRESSIONS:
         return None
     statement = record.statements[0]
     table = quote_qualified(record.target.namespace, record.target.name)

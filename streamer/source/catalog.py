@@ -41,10 +41,10 @@ from streamer.schema.partitions import Partition
 from streamer.schema.source_definition import DefinedColumn, SourceDefinition
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
 from streamer.source.guarded_identities import read_identities
-from streamer.source.reached_server import STARTED_SQL, Place
+from streamer.source.reached_server import STARTED_SQL, ServerIdentity
 from streamer.source.replica_identity import RelationIdentity
 from streamer.source.source_database import require_same_database
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 from streamer.source.wal_end import (
     COMMIT_LATER_SQL,
     COMMIT_SQL,
@@ -91,7 +91,7 @@ class SourceServer:
         return self.version // 10000
 
     @property
-    def place(self) -> Place:
+    def identity(self) -> ServerIdentity:
         """The server and timeline that every connection to this source must reach."""
         return self.system_identifier, self.timeline, self.started
 
@@ -217,7 +217,7 @@ from pg_catalog.pg_control_system() c
 
 
 async def check_same_database(
-    source: SourceMapping, connection: Connection, stored: KnownPlace
+    source: SourceMapping, connection: Connection, stored: KnownServer
 ) -> None:
     """Refuse a different database of the same server, for a command. Raises SourceDatabaseError.
 

@@ -15,26 +15,28 @@ TIMELINE_SQL: Final = """case when pg_catalog.pg_is_in_recovery()
          )::bit(32)::int4 end"""
 """The timeline of the server; for a standby, the timeline of its last restart point."""
 
-PLACE_SQL: Final = f"""
+IDENTITY_SQL: Final = f"""
 select c.system_identifier::text as systemid,
        case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_walfile_name(
            pg_catalog.pg_current_wal_lsn()) end as segment,
        {STARTED_SQL} as started
 from pg_catalog.pg_control_system() c
 """
-"""Reads a `Place`. An ordinary role may lack the privilege to run this query."""
+"""Reads a `ServerIdentity`. An ordinary role may lack the privilege to run this query."""
 
-Place = tuple[str, int, int]
+ServerIdentity = tuple[str, int, int]
 """System identifier, timeline, and start time of the server; the start time is 0 if unknown."""
 
 
-def place_of(system_identifier: str, segment: str | None, started: int, expected: Place) -> Place:
-    """Return the place in a row of `PLACE_SQL`. A standby does not report its timeline."""
+def identity_of(
+    system_identifier: str, segment: str | None, started: int, expected: ServerIdentity
+) -> ServerIdentity:
+    """Return the server in a row of `IDENTITY_SQL`. A standby does not report its timeline."""
     timeline = expected[1] if segment is None else int(segment[:8], 16)
     return system_identifier, timeline, started if expected[2] else 0
 
 
-def find_difference(expected: Place, reached: Place) -> str | None:
+def find_difference(expected: ServerIdentity, reached: ServerIdentity) -> str | None:
     """Return a message if *reached* is not the server and timeline of *expected*."""
     if expected == reached:
         return None

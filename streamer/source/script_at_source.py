@@ -18,7 +18,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.script_sql import AFTER_SCRIPT_SQL, line_of, script_sql
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one, translate
-from streamer.source.reached_server import PLACE_SQL, place_of
+from streamer.source.reached_server import IDENTITY_SQL, identity_of
 
 _LOCK_SQL: Final = """
 select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 14))
@@ -71,10 +71,10 @@ async def read_origin(plain: Connection) -> ScriptOrigin:
     them.
     """
     try:
-        row = await fetch_one(plain, PLACE_SQL)
+        row = await fetch_one(plain, IDENTITY_SQL)
     except psycopg.errors.InsufficientPrivilege:
         return None, None
-    return place_of(row["systemid"], row["segment"], 0, ("", 0, 0))[:2]
+    return identity_of(row["systemid"], row["segment"], 0, ("", 0, 0))[:2]
 
 
 async def has_committed(plain: Connection, xid: int) -> bool:

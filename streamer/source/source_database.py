@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from streamer.errors.error_classes import SourceDatabaseError
 from streamer.mapping.rules import SourceMapping
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 
 
 def require_same_database(
     source: SourceMapping,
-    stored: KnownPlace,
+    stored: KnownServer,
     system_identifier: str,
     database_oid: int,
     names: Mapping[str, str],

@@ -5,7 +5,7 @@ Pure.
 
 from dataclasses import dataclass
 
-from streamer.util.lsn import EVERYTHING, Lsn
+from streamer.util.lsn import LSN_MAX, Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPlace:
-    """The history of a source that the target stored, if any."""
+class KnownServer:
+    """The server and branch of a source that the bookkeeping stores, if any."""
 
     system_identifier: str | None = None
     branch: Branch | None = None
@@ -51,13 +51,13 @@ class KnownPlace:
 
 
 def common_end(stored: Branch, now: Branch) -> Lsn | None:
-    """Return the point at which two branches fork; `EVERYTHING` if equal, None without a common
+    """Return the point at which two branches fork; `LSN_MAX` if equal, None without a common
     part.
     """
     if not (stored.has_ends and now.has_ends):  # compare only the numbers
-        return EVERYTHING if stored.timeline == now.timeline else now.end_of(stored.timeline)
+        return LSN_MAX if stored.timeline == now.timeline else now.end_of(stored.timeline)
     fork_lsn = None
-    old, new = ([*b.ends, (b.timeline, EVERYTHING)] for b in (stored, now))
+    old, new = ([*b.ends, (b.timeline, LSN_MAX)] for b in (stored, now))
     for (timeline, end_lsn), (successor, other_end_lsn) in zip(old, new, strict=False):
         if timeline != successor:
             break
@@ -69,7 +69,7 @@ def common_end(stored: Branch, now: Branch) -> Lsn | None:
 
 def is_same_or_continued(stored: Branch, now: Branch) -> bool:
     """Return whether *now* is the branch *stored*, or continues that branch."""
-    return common_end(stored, now) == EVERYTHING or is_continued(stored, now)
+    return common_end(stored, now) == LSN_MAX or is_continued(stored, now)
 
 
 def is_continued(stored: Branch, now: Branch) -> bool:

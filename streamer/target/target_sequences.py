@@ -76,7 +76,10 @@ where coalesce(case when $3 then pg_catalog.pg_sequence_last_value($1::int8::oid
 async def find_sequences(
     connection: TargetConnection, places: Mapping[RelationName, SequencePlace]
 ) -> dict[RelationName, TargetSequence]:
-    """Return the existing target sequences of *places*, by their names. Raises TargetError."""
+    """Return the existing target sequences of *places*, by the names of the source's sequences.
+
+    Raises TargetError.
+    """
     names = list(places)
     rows = await connection.fetch(
         _FIND_SQL,

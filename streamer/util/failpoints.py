@@ -43,7 +43,7 @@ NAMES: Final = frozenset(
         "drop.forgetting",
         "drop.forgotten",
         "attach.requesting",
-        "attach.brought",
+        "attach.requested",
         "drain.piece_written",
         "journal.slot_taken",
         "journal.created",

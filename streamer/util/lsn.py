@@ -14,8 +14,7 @@ _WRITTEN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 class Lsn(int):
     """A byte position in the source's write-ahead log.
 
-    Ordered like an integer, and printed as in PostgreSQL: ``16/B374D848``. ``Lsn(0)`` is
-    PostgreSQL's InvalidXLogRecPtr and means "no position yet".
+    Ordered like an integer, and printed as in PostgreSQL: ``16/B374D848``.
     """
 
     __slots__ = ()
@@ -35,5 +34,7 @@ class Lsn(int):
         return f"Lsn({str(self)!r})"
 
 
-NOTHING = Lsn(0)
-EVERYTHING = Lsn(2**64 - 1)
+INVALID_LSN: Final = Lsn(0)
+"""PostgreSQL's InvalidXLogRecPtr: no position yet."""
+LSN_MAX: Final = Lsn(2**64 - 1)
+"""No position is higher: as a limit, all changes."""

@@ -24,11 +24,11 @@ async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
     return event.is_set()
 
 
-async def rest(seconds: float) -> None:
-    """Let the event loop sleep, with all tasks, after the present iteration.
+async def block_event_loop(seconds: float) -> None:
+    """Block the event loop, with all tasks, for *seconds* at the end of this iteration.
 
     A wake-up costs more than most work that follows. A single wake-up then handles all that arrived
-    meanwhile: data of sources, and answers of the target. Rests in an iteration overlap.
+    meanwhile: data of sources, and answers of the target. Calls in the same iteration overlap.
     """
     asyncio.get_running_loop().call_soon(_sleep_until, time.monotonic() + seconds)
     await asyncio.sleep(0)

@@ -32,7 +32,7 @@ from streamer.copy.spark.class_archive import use_options
 from streamer.copy.spark.jvm import java_program
 from streamer.copy.spark.launcher import SparkLauncher
 from streamer.runtime.process import open_services
-from streamer.source.reached_server import PLACE_SQL, place_of
+from streamer.source.reached_server import IDENTITY_SQL, identity_of
 from streamer.target.fencing_token import LOCK_CLASS
 from streamer.util.owned_directory import write_private
 from tests.support.plain_python import plain_python
@@ -403,13 +403,13 @@ def a_job_by_spark_submit(
         assert row is not None
         blocker.execute("select pg_advisory_lock(%s::int8::bit(32)::int4, 1)", (LOCK_CLASS,))
         blocker.commit()
-        ((identifier, segment, started),) = source.execute(PLACE_SQL)
-        place = place_of(str(identifier), str(segment), int(str(started)), ("", 0, 1))
+        ((identifier, segment, started),) = source.execute(IDENTITY_SQL)
+        server = identity_of(str(identifier), str(segment), int(str(started)), ("", 0, 1))
         ends: dict[str, Any] = {
             "source_url": source.url,
             "target_url": target.url,
             "snapshot_name": row[0],
-            "place": place,
+            "server": server,
             "fence": (LOCK_CLASS, 1, blocker.info.backend_pid, "token"),
         }
         job = tmp_path / "job.json"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from streamer.admin.live import status_reader
-from streamer.admin.page.number_text import NOTHING
+from streamer.admin.page.number_text import NO_VALUE
 from streamer.errors.error_classes import TargetConnectionError, UnreadyError
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
@@ -33,7 +33,7 @@ async def test_every_card_has_the_same_figures_and_a_dash_for_a_missing_value(
         assert "250\xa0ms</span>" in page
         assert "12\xa0ms</dd>" in page
         # A table without a change has a dash, and says why to a pointer.
-        assert f">{NOTHING}</span>" in row_of(page, "public.t")
+        assert f">{NO_VALUE}</span>" in row_of(page, "public.t")
         assert page.count("since this process started") == 1
 
         show(admin, monkeypatch, lag_seconds=None, lag_bytes=None, role="standby", process="a:1")
@@ -41,7 +41,7 @@ async def test_every_card_has_the_same_figures_and_a_dash_for_a_missing_value(
         assert figures_of(page) == [*same, "Server", "Process"]
         lag = re.search(r"<dt>Lag</dt><dd>.*?</dd>", page)
         assert lag is not None
-        assert lag[0].count(NOTHING) == 1
+        assert lag[0].count(NO_VALUE) == 1
 
 
 async def test_times_are_ages_with_the_exact_time_in_the_title(

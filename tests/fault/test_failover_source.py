@@ -34,7 +34,7 @@ from streamer.source.slot_and_publications import slot
 from streamer.source.slot_and_publications.publication import WantedMembers, ensure_publications
 from streamer.source.slot_and_publications.slot import create_slot
 from streamer.source.slot_and_publications.source_teardown import teardown_source
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 from streamer.target.connection import TargetAddress
 from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
@@ -190,7 +190,7 @@ async def the_source_follows_another_primary(
     source, second = pair
     keys = "select string_agg(id::text, ' ' order by id) from t"
 
-    async def brought(expected: str) -> None:
+    async def arrived(expected: str) -> None:
         async def is_there() -> bool:
             return target.value(keys) == expected
 
@@ -219,13 +219,13 @@ async def the_source_follows_another_primary(
         streamer.start()
         try:
             new.execute("insert into t values (7)", "shop")
-            await brought("2 3 4 5 6 7")
+            await arrived("2 3 4 5 6 7")
             assert (await streamer.status())["role"] == "standby"
             await asyncio.to_thread(second.wait)
             new.kill()
             await asyncio.to_thread(second.promote)
             second.execute("insert into t values (8)", "shop")
-            await brought("2 3 4 5 6 7 8")
+            await arrived("2 3 4 5 6 7 8")
             assert target.value("select timeline from streamer.source") == 3
             await streamer.stop()
             second.execute("insert into t values (9)", "shop")
@@ -250,7 +250,7 @@ async def the_standby_alone(second: Standby) -> None:
     (captures,) = check_capture(await read_source(alone, "public"))
     assert captures.fix is not None
     assert "at its primary" in str(captures.fix.words)
-    left = await teardown_source(alone, None, KnownPlace())
+    left = await teardown_source(alone, None, KnownServer())
     assert "run the statements on its primary" in str(left.error)
     assert [sql.partition(" ")[0] for sql in left.left_sql] == ["drop"] * 3
     async with connection(alone, replication=True) as replication:

@@ -396,7 +396,7 @@ STORIES = {
         rows=["select * from t order by id"],
         after=copied_once,
     ),
-    "a new column is brought": Story(
+    "a new column is copied": Story(
         failpoints=("requests.taken@2", "sync.at_point", "sync.exchanged", "sync.catching_up"),
         source=T + FIFTY,
         rules="t: {on_column_added: add}",
@@ -522,7 +522,7 @@ STORIES = {
         "drop.forgetting", "drop.forgotten", "apply.before_commit", once=drop
     ),
     "a partition is attached": coming_and_going(
-        "attach.requesting", "sync.exchanged", "attach.brought", once=ATTACH
+        "attach.requesting", "sync.exchanged", "attach.requested", once=ATTACH
     ),
 }
 

@@ -78,7 +78,7 @@ CONDITION = {"scope": {"where": ["id > 0 and id < 100000"], "keys": []}}
     ],
     ids=["condition", "difference"],
 )
-async def test_killed_while_rows_that_differ_are_brought(
+async def test_killed_while_rows_that_differ_are_copied(
     options: dict[str, Any],
     names: tuple[str, ...],
     sid: str | None,

@@ -135,7 +135,7 @@ async def test_a_tenant_gets_its_own_values_in_a_shared_table(
 
 
 @streams("t: {exclude: [secret]}", source=TABLE, target=DDL)
-async def test_a_column_that_the_mapping_lets_in_or_an_operator_names_is_brought(
+async def test_a_column_that_the_mapping_lets_in_or_an_operator_names_is_copied(
     shared: Shared,
 ) -> None:
     source, target = shared.source, shared.target
@@ -168,7 +168,7 @@ async def test_a_column_that_the_mapping_lets_in_or_an_operator_names_is_brought
 
 
 @streams("t: {}", source=TABLE)
-async def test_a_column_that_an_operator_adds_to_the_target_is_brought(shared: Shared) -> None:
+async def test_a_column_that_an_operator_adds_to_the_target_is_copied(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
     source.execute("alter table t add column n serial; update t set v = 'x' where id = 1")
@@ -186,7 +186,7 @@ async def test_a_column_that_an_operator_adds_to_the_target_is_brought(shared: S
 
 
 @streams("t: {exclude: [secret]}", source=TABLE)
-async def test_a_column_of_set_that_the_target_lacked_is_brought_once_it_is_there(
+async def test_a_column_of_set_that_the_target_lacked_is_copied_once_it_is_there(
     shared: Shared,
 ) -> None:
     """Without changes, `resume` starts the backfill; a table that a change stopped needs no

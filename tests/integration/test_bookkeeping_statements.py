@@ -375,7 +375,7 @@ async def test_a_late_store_leaves_a_pause_and_a_newer_request(
     assert (lost.state, lost.error) == ("paused" if is_paused else "error", ERROR)
 
 
-async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
+async def test_a_mass_delete_pauses_a_table_whose_copy_has_some_chunks(
     books: Bookkeeping,
 ) -> None:
     """The stream changes rows of copied chunks, so a copy of the further chunks does not help."""

@@ -12,10 +12,10 @@ from streamer.commands.check.capture_findings import check_capture
 from streamer.commands.check.source_facts import read_source
 from streamer.commands.demo.embedded_servers import Server
 from streamer.source.capture import capture_functions, ddl_capture
-from streamer.source.capture.capture_functions import PATIENCE_MS
+from streamer.source.capture.capture_functions import LOCK_TIMEOUT_MS
 from streamer.source.catalog import CAPTURE_MARK
 from streamer.source.slot_and_publications.source_teardown import teardown_source
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 from tests.support.definitions import described
 from tests.support.postgres import Database, drop_database
 from tests.support.shared import Shared, streams
@@ -98,7 +98,7 @@ async def test_a_schema_of_another_program_is_left_alone(
             == 0
         )
         result = await teardown_source(
-            mapped, str(target.value("select id from streamer.installation")), KnownPlace()
+            mapped, str(target.value("select id from streamer.installation")), KnownServer()
         )
         assert result.error is None
         assert source.execute("select * from streamer_shop.secret") == []
@@ -121,10 +121,10 @@ async def test_alter_type_waits_for_no_table(shared: Shared, command: str) -> No
         with source.connect() as other:
             began = time.monotonic()
             await asyncio.to_thread(other.execute, f"alter type mood {command}".encode())
-            assert time.monotonic() - began < 2 + PATIENCE_MS / 1000
+            assert time.monotonic() - began < 2 + LOCK_TIMEOUT_MS / 1000
         holder.execute("rollback")
     await shared.caught_up()
-    labels = "select enum_range(null::mood)::text"  # brought by u
+    labels = "select enum_range(null::mood)::text"  # copied with u
     assert target.execute(labels) == source.execute(labels)
 
 
@@ -148,7 +148,7 @@ USING = "alter table t alter amount type bigint using amount * 100"
     ],
 )
 @streams(T, both="create table t (id int primary key, amount int)", source="<before>", group=ALL)
-async def test_values_that_a_command_computes_are_brought_however_it_runs(
+async def test_values_that_a_command_computes_are_copied_however_it_runs(
     shared: Shared, before: str, command: str
 ) -> None:
     source, target = shared.source, shared.target
@@ -181,7 +181,7 @@ UPPER = "alter table t alter name type text using upper(name)"
     ],
 )
 @streams(T, both="create table t <table>", group=ALL)
-async def test_values_that_a_command_computes_are_brought_although_the_type_stays(
+async def test_values_that_a_command_computes_are_copied_although_the_type_stays(
     shared: Shared, table: str, command: str
 ) -> None:
     source, target = shared.source, shared.target
@@ -205,7 +205,7 @@ async def test_values_that_a_command_computes_are_brought_although_the_type_stay
     "alter table t replica identity using index i",
     group=ALL,
 )
-async def test_a_command_without_computed_values_has_nothing_brought(shared: Shared) -> None:
+async def test_a_command_without_computed_values_has_nothing_copied(shared: Shared) -> None:
     source = shared.source
     await shared.caught_up()
     source.execute("insert into t values (1, 1, 1)")
@@ -456,5 +456,5 @@ async def test_a_locked_place_delays_a_command_by_the_patience_only(shared: Shar
         with source.connect() as other:
             began = time.monotonic()
             await asyncio.to_thread(other.execute, b"alter table t add column c int")
-            assert time.monotonic() - began < 2 + PATIENCE_MS / 1000
+            assert time.monotonic() - began < 2 + LOCK_TIMEOUT_MS / 1000
         holder.execute("rollback")

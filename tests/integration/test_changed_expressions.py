@@ -33,7 +33,7 @@ def whole_copies(target: Database) -> object:
     return target.value("select sum(attempt) from streamer.relation where resync is null")
 
 
-async def test_only_the_columns_of_a_changed_set_are_brought_for_existing_rows(
+async def test_only_the_columns_of_a_changed_set_are_copied_for_existing_rows(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     for table in ("t", "h", "a"):
@@ -149,7 +149,7 @@ async def test_each_tenant_gets_the_columns_of_its_own_set(
         assert target.value("select count(*) from t where secret = 'theirs'") == 50
 
 
-async def test_a_column_that_cannot_be_brought_is_tried_again_by_resume_and_a_pause_wins(
+async def test_a_column_that_cannot_be_copied_is_tried_again_by_resume_and_a_pause_wins(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     source.execute(TABLE)

@@ -16,7 +16,7 @@ from streamer.errors.remedies import Remedy
 from streamer.source.slot_and_publications.slot import drop_slot_sql
 from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
 from streamer.target.connection import TargetAddress
-from streamer.util.lsn import NOTHING
+from streamer.util.lsn import INVALID_LSN
 from tests.support.checking import (
     ERROR,
     INFO,
@@ -389,7 +389,9 @@ async def test_a_slot_that_somebody_else_streams_from(checker: Checker) -> None:
     await checker.is_gone(ERROR, "slot")
     _, mapping = static_mapping.load(checker.path)
     options = StreamOptions(("p",))
-    stream = await ReplicationStream.start(mapping.sources[0], "streamer_shop", NOTHING, options)
+    stream = await ReplicationStream.start(
+        mapping.sources[0], "streamer_shop", INVALID_LSN, options
+    )
     try:
         await checker.mends(ERROR, '"streamer_shop" is read by process', "not for this target")
     finally:

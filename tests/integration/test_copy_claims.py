@@ -40,13 +40,13 @@ async def test_a_task_writes_only_under_its_claim_and_reads_only_from_the_server
             not_held = (lock_class, source_id, pid + 1, token)
             found["failed over"] = await copy(job, fence=not_held)
             # OR the source's url leads to a different server or timeline
-            system_identifier, timeline, started = job["ends"]["place"]
-            found["other source"] = await copy(job, place=("1", timeline, started))
+            system_identifier, timeline, started = job["ends"]["server"]
+            found["other source"] = await copy(job, server=("1", timeline, started))
             found["promoted source"] = await copy(
-                job, place=(system_identifier, timeline + 1, started)
+                job, server=(system_identifier, timeline + 1, started)
             )
             found["another standby"] = await copy(
-                job, place=(system_identifier, timeline, started + 1)
+                job, server=(system_identifier, timeline, started + 1)
             )
         return await submit(self, job)
 
@@ -74,7 +74,7 @@ async def test_a_copy_whose_tasks_reach_another_server_shows_that_and_ends_when_
 
     async def lead_astray(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
         if is_astray:
-            job["ends"]["place"] = ("1", 1, 1)
+            job["ends"]["server"] = ("1", 1, 1)
         return await submit(self, job)
 
     monkeypatch.setattr(SparkLauncher, "submit", lead_astray)

@@ -18,7 +18,7 @@ from streamer.postgres.secret import Secret
 from streamer.schema_changes import definition_builder
 from streamer.source.capture import capture_functions, ddl_capture
 from streamer.source.slot_and_publications.source_teardown import teardown_source
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -159,7 +159,7 @@ async def test_it_stops_exactly_there_until_somebody_decides(
 
 
 @pytest.mark.usefixtures("without_spark", "short_backoffs")
-async def test_values_that_no_statement_gives_are_brought_by_column(
+async def test_values_that_no_statement_gives_are_copied_by_column(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(definition_builder, "CHECK_SECONDS", 0.1)
@@ -443,11 +443,11 @@ async def test_a_role_without_the_right_gets_the_statements(
             assert_carried(source, carrier)
         # The role may not drop the capture, so teardown prints the statement that does.
         installation = str(target.value("select id from streamer.installation"))
-        result = await teardown_source(mapped, installation, KnownPlace())
+        result = await teardown_source(mapped, installation, KnownServer())
         assert "drop schema" in "; ".join(result.left_sql)
         source.url_user = "postgres"
         mapped = replace(mapped, url=Secret(source.url))
-        result = await teardown_source(mapped, installation, KnownPlace())
+        result = await teardown_source(mapped, installation, KnownServer())
         assert result.error is None
         assert not source.value("select count(*) from pg_event_trigger")
     finally:

@@ -158,7 +158,7 @@ async def test_a_first_copy_that_begins_again_takes_in_changes(
         await is_equal(streamer, source, target)
 
 
-async def test_columns_that_are_still_to_be_brought_follow_renames_and_drops(
+async def test_columns_that_are_still_to_be_copied_follow_renames_and_drops(
     source: Database,
     target: Database,
     stream: MakeStreamer,

@@ -106,18 +106,18 @@ async def test_several_versions_in_one_transaction_and_in_interleaved_ones(
             two.execute("alter table u drop a; insert into u values (3, 'three'); commit")
             one.execute("update t set b = 'changed' where id < 3; commit")
         await streamer.caught_up()
-        # ADD COLUMN … DEFAULT is not in the stream; the column is brought for row 3.
-        brought = [
+        # ADD COLUMN … DEFAULT is not in the stream; a copy fills the column of row 3.
+        expected = [
             (1, "again", "changed", None),
             (2, "again", "changed", "c"),
             (3, "again", "third", "c"),
             (5, "text", "fifth", "c"),
         ]
 
-        async def is_brought() -> bool:
-            return target.execute("select id, a, b, c from t order by 1") == brought
+        async def is_copied() -> bool:
+            return target.execute("select id, a, b, c from t order by 1") == expected
 
-        await streamer.eventually(is_brought, 60)
+        await streamer.eventually(is_copied, 60)
         assert target.execute("select id, a, t from u order by 1") == [
             (1, 1, None),
             (2, 2, "text"),
@@ -308,7 +308,7 @@ async def test_only_partitions_unseen_by_the_snapshot_are_reported(source: Datab
 
 @pytest.mark.parametrize("group", ["ddl: off", "ddl: capture"])
 @pytest.mark.parametrize("bounds", ["range", "hash"])
-async def test_a_partition_is_not_known_before_a_copy_has_brought_its_rows(
+async def test_a_partition_is_not_known_before_a_copy_of_its_rows(
     source: Database,
     target: Database,
     stream: MakeStreamer,
@@ -370,7 +370,7 @@ async def test_a_partition_is_not_known_before_a_copy_has_brought_its_rows(
 
 
 NEXT = "for values in (2)"
-BROUGHT = {
+ATTACHED_WITH_ROWS = {
     "rows of a subtransaction": f"""
         begin; create table p2 (id int); savepoint s; insert into p2 values (2); release s;
         alter table p attach partition p2 {NEXT}; commit""",
@@ -407,17 +407,17 @@ CAME_LATER = {
 }
 
 
-@pytest.mark.parametrize("way", [*BROUGHT, *CAME_LATER])
+@pytest.mark.parametrize("way", [*ATTACHED_WITH_ROWS, *CAME_LATER])
 async def test_rows_of_a_subtransaction_are_older_than_the_partition_by_their_command(
     source: Database, way: str
 ) -> None:
     source.execute("create table p (id int) partition by list (id)")
-    source.execute((BROUGHT | CAME_LATER)[way])
+    source.execute((ATTACHED_WITH_ROWS | CAME_LATER)[way])
     mapping = SourceMapping("shop", None, Secret(source.url), ())
     name = RelationName("public", "p")
     async with connection(mapping) as plain:
         (leaf,) = (await read_leaves(plain, [name]))[name]
-        assert await had_rows(plain, leaf) == (way in BROUGHT)
+        assert await had_rows(plain, leaf) == (way in ATTACHED_WITH_ROWS)
         # A new table takes the name between the two checks.
         source.execute("alter table p2 rename to aside; create table p2 (id int)")
         assert await had_rows(plain, leaf) in (None, *[False] * (way in CAME_LATER))
@@ -441,8 +441,8 @@ async def test_a_partition_that_may_not_be_read_goes_by_the_catalog(source: Data
         mapping = SourceMapping("shop", None, Secret(source.url), ())
         async with connection(mapping) as plain:
             leaves = (await read_leaves(plain, [name]))[name]
-            brought = {str(leaf.name): await had_rows(plain, leaf) for leaf in leaves}
-        assert brought == {"public.made": False, "public.late": True, "hidden.late": True}
+            had_rows_by_leaf = {str(leaf.name): await had_rows(plain, leaf) for leaf in leaves}
+        assert had_rows_by_leaf == {"public.made": False, "public.late": True, "hidden.late": True}
     finally:
         source.execute("drop owned by reader; drop role reader")
 

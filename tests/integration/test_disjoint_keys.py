@@ -252,7 +252,7 @@ async def _one_is_ready(streamer: Streamer) -> bool:
 
 
 @pytest.mark.follows("copy.shared_copies:advise_copy")
-@pytest.mark.follows("runtime.guards.reconcile:_stop_missing_sharer")
+@pytest.mark.follows("runtime.guards.reconcile:_stop_missing_disjoint")
 async def test_a_renamed_table_is_copied_with_all_tables_once_its_former_name_is_left_out(
     source: Database, target: Database, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from streamer.postgres.secret import Secret
 from streamer.source.stream import feedback
 from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
 from streamer.target import silent_server as watch
-from streamer.util.lsn import NOTHING
+from streamer.util.lsn import INVALID_LSN
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up
 from tests.support.proxy import Proxy
@@ -181,13 +181,13 @@ async def test_a_stream_that_has_ended_sends_no_status(source: Database) -> None
     source.execute("create table t (id int primary key); create publication p for table t")
     source.execute("select pg_create_logical_replication_slot('ended', 'pgoutput')")
     mapping = SourceMapping("shop", None, Secret(source.url), ())
-    stream = await ReplicationStream.start(mapping, "ended", NOTHING, StreamOptions(("p",)))
+    stream = await ReplicationStream.start(mapping, "ended", INVALID_LSN, StreamOptions(("p",)))
     try:
         source.execute(f"select pg_terminate_backend({stream.backend_pid})")
         async with asyncio.timeout(30):
             with pytest.raises(SourceConnectionError):
                 await _read_to_end(stream)
-        stream.send_status(NOTHING, NOTHING)
+        stream.send_status(INVALID_LSN, INVALID_LSN)
     finally:
         await stream.close()
 

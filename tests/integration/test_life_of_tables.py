@@ -191,10 +191,10 @@ async def test_a_table_that_the_source_refuses_to_publish_stops_alone(
             assert "must be owner of table b" in error
             source.execute("insert into a values (1)")
 
-            async def is_brought() -> bool:
+            async def is_copied() -> bool:
                 return contents(target, "a") == [("(1)",)]
 
-            await streamer.eventually(is_brought, 60)
+            await streamer.eventually(is_copied, 60)
             await streamer.stop()
             streamer.start()  # a start judges alike
             source.execute("insert into a values (2)")

@@ -16,7 +16,7 @@ from streamer.mapping.relation_names import RelationName, RelationPattern
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.runtime import target_health
-from streamer.runtime.process import planner_questions
+from streamer.runtime.process import source_queries
 from streamer.source.catalog import read_relations
 from streamer.source.connection import Connection, connection
 from streamer.source.guarded_identities import IDENTITIES_SQL
@@ -128,7 +128,7 @@ async def test_tables_that_change_first_at_one_time_are_described_together(
         asked.append([name.name for name in wanted])
         return await read_relations(plain, wanted)
 
-    monkeypatch.setattr(planner_questions, "read_relations", asking)
+    monkeypatch.setattr(source_queries, "read_relations", asking)
     rules = "\n".join(f"{name}: {{initial: none}}" for name in names)
     async with stream(rules) as streamer:
         await streamer.caught_up()

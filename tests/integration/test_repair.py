@@ -101,7 +101,7 @@ def writing(source: Database) -> Iterator[None]:
         thread.join()
 
 
-async def test_rows_of_a_condition_are_brought_while_all_rows_change(
+async def test_rows_of_a_condition_are_copied_while_all_rows_change(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     source.execute(DDL)
@@ -159,7 +159,7 @@ async def test_rows_of_a_condition_are_brought_while_all_rows_change(
     assert stages(target) == []
 
 
-async def test_keys_are_brought_and_a_truncate_meanwhile_counts(
+async def test_keys_are_copied_and_a_truncate_meanwhile_counts(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     source.execute(DDL)

@@ -64,7 +64,7 @@ async def test_a_command_waits_for_the_outcome_of_its_request(
         assert target.value("select state from streamer.relation") == "paused"
         assert (request["action"], request["state"], request["error"]) == ("pause", "done", None)
         assert request["actor"] == requests.command_actor()
-        # AND `resync` ends once the copy has brought the rows
+        # AND `resync` ends once the copy has written the rows
         target.execute("update t set v = 'wrong'")
         copied = await run_beside(streamer, "resync", "t", "--json")
         (answer,) = json.loads(copied.stdout)["requests"]

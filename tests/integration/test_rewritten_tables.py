@@ -87,7 +87,7 @@ async def told(streamer: Streamer, target: Database, table: str) -> None:
     await streamer.eventually(is_told, 60)
 
 
-EVERYTHING = (
+ALL_TABLES = (
     f"{'; '.join(TABLES.values())}; create publication streamer_shop for all tables"
     " with (publish_via_partition_root = true)"
 )
@@ -105,7 +105,7 @@ async def test_a_table_that_was_unlogged_for_a_while_reports_a_gap(
     unguarded: None,
     when: str,
 ) -> None:
-    source.execute(EVERYTHING)
+    source.execute(ALL_TABLES)
     async with stream(RULES) as streamer:
         await streamer.caught_up(60)
         if when == "running":
@@ -217,7 +217,7 @@ async def test_capture_explains_a_rewrite_of_columns_but_not_one_of_the_persiste
     without_spark: None,
     unguarded: None,
 ) -> None:
-    source.execute(EVERYTHING)
+    source.execute(ALL_TABLES)
     async with stream(RULES, group="ddl: capture") as streamer:
         await streamer.caught_up(60)
         for table in TABLES:

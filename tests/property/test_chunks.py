@@ -322,17 +322,17 @@ def test_rows_with_equal_keys_are_in_one_chunk_whatever_their_partitions(
     size = ChunkSize(rows_max, parts_max, 1, max(1, rows_max // len(HEAPS)))
     while True:
         chunk = search(rows, before, size)
-        brought = len(rows_of(chunk, rows))
-        assert rows_of(chunk, rows) == list(range(brought))
+        row_count = len(rows_of(chunk, rows))
+        assert rows_of(chunk, rows) == list(range(row_count))
         if chunk.after is None:
-            assert brought == len(rows)
+            assert row_count == len(rows)
             return
         border, most = chunk.after.border, rows_max * (parts_max + 1)
         assert sum(key < border for key, _ in rows) <= most
-        assert size.keys * size.step <= brought
-        assert rows[brought - 1][0] == border
-        assert not rows[brought:] or rows[brought][0] > border
-        rows, before = rows[brought:], chunk.after
+        assert size.keys * size.step <= row_count
+        assert rows[row_count - 1][0] == border
+        assert not rows[row_count:] or rows[row_count][0] > border
+        rows, before = rows[row_count:], chunk.after
 
 
 @pytest.mark.parametrize("kind", sorted(ASCENDING))

@@ -26,7 +26,7 @@ from streamer.runtime.services import Health
 from streamer.runtime.session.dispatcher import Dispatched, Dispatcher
 from streamer.runtime.tables.relations import Relations
 from streamer.source.history_check import HistoryCheck
-from streamer.util.lsn import EVERYTHING, Lsn
+from streamer.util.lsn import LSN_MAX, Lsn
 from tests.property.test_transactions import (
     PIECE_BYTES_MAX,
     RELIDS,
@@ -284,7 +284,7 @@ class Dispatching(Transactions):
             return  # left to a new attempt: `reload._may_change`
         assert self.relations.remove(self.mapped.pop(relid)) is lane
         self.copied_through.pop(relid, None)
-        self.forget_owed(relid, EVERYTHING)
+        self.forget_owed(relid, LSN_MAX)
         self.settle_queue(lane)
         lane.is_ending = True
         lane.close()
@@ -298,7 +298,7 @@ class Dispatching(Transactions):
         mapped.relid = None
         before = self.relations.lane(mapped)
         self.relations.become(mapped, mapped.state.rows_requested(ALL_ROWS))
-        self.forget_owed(relid, EVERYTHING)
+        self.forget_owed(relid, LSN_MAX)
         self.settle_queue(before)
 
     @rule(relid=st.sampled_from(TABLES), ahead=st.integers(0, 2))
@@ -341,7 +341,7 @@ class Dispatching(Transactions):
         assert mapped.relid == ANOTHER_RELID
         (relid,) = (relid for relid, other in self.mapped.items() if other is mapped)
         self.relations.drop_changes(mapped, ErrorReport("another table has the name", "sync"))
-        self.forget_owed(relid, EVERYTHING)
+        self.forget_owed(relid, LSN_MAX)
 
     @rule(relid=st.sampled_from(TABLES), is_paused=st.booleans())
     def pause(self, relid: int, is_paused: bool) -> None:

@@ -83,7 +83,7 @@ def add_and_fill(world: World) -> None:
             f"alter table filled add column {name} int; update filled set {name} = id + 1",
         )
     if is_filled and not _until(
-        lambda: _is_brought(world, lone, name, before), world.options.patience
+        lambda: _is_copied(world, lone, name, before), world.options.patience
     ):
         raise Violation(f"values of filled.{name} are missing at the target\n{world.states()}")
 
@@ -91,9 +91,7 @@ def add_and_fill(world: World) -> None:
 _COPIED_AT = "select snapshot_lsn::text from streamer.relation where source = 'public.filled'"
 
 
-def _is_brought(
-    world: World, source: Source, column: str, before: list[tuple[object, ...]]
-) -> bool:
+def _is_copied(world: World, source: Source, column: str, before: list[tuple[object, ...]]) -> bool:
     """Whether the target has every value of a column, by a copy after *before*.
 
     The check comes at once, because a further resync would hide a missing value.

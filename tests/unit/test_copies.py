@@ -2,7 +2,7 @@
 
 from streamer.bookkeeping.copies import CopyProgress, Ledger, RunningParts, estimate
 
-NOTHING = RunningParts(0, 0)
+NO_PARTS = RunningParts(0, 0)
 
 
 def test_parts_that_are_done_tell_how_large_the_rest_is() -> None:
@@ -38,5 +38,5 @@ def test_estimates_that_were_too_low_give_way() -> None:
 def test_nothing_is_said_of_a_copy_that_has_not_begun() -> None:
     ledger = Ledger(rows=0, bytes=0, heap_bytes=0, heap_bytes_total=0, rows_total=0)
 
-    assert estimate(ledger, NOTHING, None) == CopyProgress(0, None, 0, None, None, None)
-    assert estimate(ledger, NOTHING, 3.0).seconds_left is None
+    assert estimate(ledger, NO_PARTS, None) == CopyProgress(0, None, 0, None, None, None)
+    assert estimate(ledger, NO_PARTS, 3.0).seconds_left is None

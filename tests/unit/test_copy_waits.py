@@ -5,7 +5,7 @@ import pytest
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.copy.copy_waits import WaitFacts, find_reasons
 from streamer.copy.parts.ctid_ranges import CopyPart, CopySource, Heap, cut
-from streamer.copy.prepare_copy import CopyWay, TableCopy
+from streamer.copy.prepare_copy import CopyMethod, TableCopy
 from streamer.errors.remedies import BlockingSession
 from streamer.postgres.blocking_sessions import Blockers
 from tests.unit.build import mapped_relation, source_relation, target_relation
@@ -16,7 +16,7 @@ def copy_of(number: int) -> TableCopy:
     mapped = mapped_relation(number, source=name)
     target = target_relation(["id"], name=name)
     copy = TableCopy(mapped, source_relation(name), target, False, mapped.state.scope)
-    copy.way, copy.parts = CopyWay(1), parts_of(number)
+    copy.method, copy.parts = CopyMethod(1), parts_of(number)
     return copy
 
 

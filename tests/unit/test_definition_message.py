@@ -8,15 +8,15 @@ import pytest
 
 from streamer.mapping.rule_options import DdlKind
 from streamer.schema.definition_message import (
+    ChangedParts,
     DefinitionMessage,
     Dropped,
     Outcome,
-    Own,
-    Shown,
+    RowEvidence,
     definition_after,
-    explaining,
     parts_of,
     with_dropped,
+    with_needed_parts,
 )
 from streamer.schema.indexes_constraints_types import (
     ConstraintDefinition,
@@ -51,11 +51,15 @@ def table(*columns: DefinedColumn, **more: Any) -> SourceDefinition:
     return SourceDefinition(columns, **lists)
 
 
-def own(columns: Any = (), objects: Any = (), types: Any = (), *, is_fresh: bool = True) -> Own:
-    return Own(frozenset(columns), frozenset(objects), frozenset(types), is_fresh)
+def changed(
+    columns: Any = (), objects: Any = (), types: Any = (), *, is_fresh: bool = True
+) -> ChangedParts:
+    return ChangedParts(frozenset(columns), frozenset(objects), frozenset(types), is_fresh)
 
 
-def message(told: SourceDefinition | None, of: Own | None, **more: Any) -> DefinitionMessage:
+def message(
+    told: SourceDefinition | None, of: ChangedParts | None, **more: Any
+) -> DefinitionMessage:
     return DefinitionMessage(TABLE, "public", "t", "ALTER TABLE", "", told, of, **more)
 
 
@@ -66,7 +70,7 @@ def after(known: SourceDefinition | None, told: DefinitionMessage) -> Outcome:
 def test_an_own_column_comes_and_one_of_another_session_stays() -> None:
     known = table(ID, replace(NAME, name="title"), OTHER)
     told = table(ID, NAME, MINE)  # a snapshot from before the rename, and before "other"
-    assert after(known, message(told, own([4]))) == Outcome(
+    assert after(known, message(told, changed([4]))) == Outcome(
         table(ID, replace(NAME, name="title"), OTHER, MINE), is_doubtful=True
     )
 
@@ -75,7 +79,7 @@ def test_a_message_that_explains_all_leaves_no_doubt() -> None:
     known = table(ID, NAME, objects=(INDEX, KEY))
     renamed = replace(NAME, name="title")
     told = table(ID, renamed, objects=(INDEX, KEY))
-    assert after(known, message(told, own([2]))) == Outcome(told)
+    assert after(known, message(told, changed([2]))) == Outcome(told)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_a_sequence_leaves_the_column_that_another_one_takes_it_from() -> None:
     sequence = DefinedSequence(500, "public", "t_id_seq", "integer", "")
     known = table(replace(ID, sequence=sequence), MINE)
     told = table(ID, replace(MINE, sequence=sequence))
-    assert after(known, message(told, own([4]))) == Outcome(told)
+    assert after(known, message(told, changed([4]))) == Outcome(told)
     assert 500 in parts_of(known, "public")
     dropped = DefinitionMessage(
         None, "", "", "DROP SEQUENCE", "", dropped=Dropped(objects=frozenset({500}))
@@ -114,17 +118,17 @@ def test_a_sequence_leaves_the_column_that_another_one_takes_it_from() -> None:
 
 def test_partitions_of_a_partition_go_with_it_and_a_bound_is_no_identity() -> None:
     known = table(ID, partitions=(ROOT, FIRST, INNER))
-    assert after(known, message(table(ID), own())).definition == known
-    gone = message(table(ID), own(), dropped=Dropped(partitions=frozenset({301})))
+    assert after(known, message(table(ID), changed())).definition == known
+    gone = message(table(ID), changed(), dropped=Dropped(partitions=frozenset({301})))
     assert after(known, gone) == Outcome(table(ID, partitions=(ROOT,)))
-    back = message(table(ID, partitions=(FIRST, INNER)), own())
+    back = message(table(ID, partitions=(FIRST, INNER)), changed())
     assert after(table(ID, partitions=(ROOT,)), back) == Outcome(known)
 
 
 def test_an_index_that_alter_type_builds_anew_takes_the_place_of_the_former() -> None:
     anew = replace(INDEX, oid=999)
     known, told = table(ID, objects=(INDEX,)), table(ID, objects=(anew,))
-    outcome = after(known, message(told, own(objects=[999])))
+    outcome = after(known, message(told, changed(objects=[999])))
     assert outcome == Outcome(told)
     assert not all_differences(known, told)
 
@@ -132,7 +136,7 @@ def test_an_index_that_alter_type_builds_anew_takes_the_place_of_the_former() ->
 def test_a_constraint_takes_its_index_in() -> None:
     unique = ConstraintDefinition(205, "u", "t_name_key", "m3", index=INDEX)
     known, told = table(ID, objects=(INDEX,)), table(ID, objects=(unique,))
-    assert after(known, message(told, own(objects=[205]))) == Outcome(told)
+    assert after(known, message(told, changed(objects=[205]))) == Outcome(told)
 
 
 def test_a_renamed_type_renames_the_columns_that_the_message_only_views() -> None:
@@ -140,7 +144,7 @@ def test_a_renamed_type_renames_the_columns_that_the_message_only_views() -> Non
     column = replace(NAME, type="public.mood")
     told = table(replace(column, type="public.feeling"), types=(renamed,))
     known = table(column, types=(MOOD,))
-    assert after(known, message(told, own(types=[400]))) == Outcome(told)
+    assert after(known, message(told, changed(types=[400]))) == Outcome(told)
     changes = all_differences(known, told)
     assert [change.kind for change in changes] == [DdlKind.RENAME_TYPE]
 
@@ -148,7 +152,7 @@ def test_a_renamed_type_renames_the_columns_that_the_message_only_views() -> Non
 def test_labels_of_two_sessions_are_united() -> None:
     known = table(ID, types=(replace(MOOD, labels=((1, "a"), (3, "theirs"), (2, "b"))),))
     told = table(ID, types=(replace(MOOD, labels=((1, "a"), (2, "b"), (4, "mine"))),))
-    outcome = after(known, message(told, own(types=[400], is_fresh=False)))
+    outcome = after(known, message(told, changed(types=[400], is_fresh=False)))
     assert outcome.is_doubtful
     assert outcome.definition is not None
     (mood,) = outcome.definition.types or ()
@@ -165,7 +169,7 @@ def test_a_whole_state_drops_parts_known_at_its_request() -> None:
 
 
 def test_a_definition_that_is_not_known_comes_from_a_whole_state_only() -> None:
-    assert after(None, message(table(ID), own([1]))) == Outcome(None, is_doubtful=True)
+    assert after(None, message(table(ID), changed([1]))) == Outcome(None, is_doubtful=True)
     assert after(None, message(table(ID), None)) == Outcome(table(ID))
 
 
@@ -199,15 +203,17 @@ def test_two_messages_of_one_command_become_one() -> None:
     assert (joined.relid, joined.dropped) == (TABLE, Dropped(columns=frozenset({(TABLE, 2)})))
 
 
-# ---- rows that no message explains -------------------------------------------------------------
+# ---- rows that need parts without a message ---------------------------------------------------
 
 TYPES = {"id": "integer", "name": "text", "other": "integer", "mine": "integer"}
 CHECK = ConstraintDefinition(501, "c", "t_check", "m3")
 
 
-def shown(*names: str, labels: Any = (), eases: Any = tuple(DdlKind), types: Any = TYPES) -> Shown:
+def evidence(
+    *names: str, labels: Any = (), eases: Any = tuple(DdlKind), types: Any = TYPES
+) -> RowEvidence:
     relation = {name: types.get(name) for name in names}
-    return Shown([relation], lambda label: label in labels, eases)
+    return RowEvidence([relation], lambda label: label in labels, eases)
 
 
 @pytest.mark.parametrize(
@@ -224,34 +230,34 @@ def shown(*names: str, labels: Any = (), eases: Any = tuple(DdlKind), types: Any
 def test_columns_count_only_where_the_rows_show_them(
     told: SourceDefinition, names: tuple[str, ...], expected: SourceDefinition
 ) -> None:
-    assert explaining(table(ID, NAME), told, shown(*names)) == expected
+    assert with_needed_parts(table(ID, NAME), told, evidence(*names)) == expected
 
 
 def test_columns_trade_their_names_where_the_order_of_the_rows_shows_it() -> None:
     known = table(ID, OTHER, MINE)
     told = table(ID, replace(OTHER, name="mine"), replace(MINE, name="other"))
-    assert explaining(known, told, shown("id", "other", "mine")) == known
-    assert explaining(known, told, shown("id", "mine", "other")) == told
+    assert with_needed_parts(known, told, evidence("id", "other", "mine")) == known
+    assert with_needed_parts(known, told, evidence("id", "mine", "other")) == told
 
 
 def test_an_object_that_refuses_rows_goes_only_if_that_kind_is_applied() -> None:
     known, told = table(ID, objects=(KEY, CHECK)), table(ID, objects=())
-    assert explaining(known, told, shown("id")) == table(ID, objects=(KEY,))
-    assert explaining(known, told, shown("id", eases=())) == known
+    assert with_needed_parts(known, told, evidence("id")) == table(ID, objects=(KEY,))
+    assert with_needed_parts(known, told, evidence("id", eases=())) == known
 
 
 def test_a_label_comes_only_if_a_row_may_have_it() -> None:
     more = replace(MOOD, labels=((1, "x"), (3, "between"), (2, "b"), (4, "last")))
     known, told = table(ID, types=(MOOD,)), table(ID, types=(more,))
-    assert explaining(known, told, shown("id")) == known
-    found = explaining(known, told, shown("id", labels=("between",))).types
+    assert with_needed_parts(known, told, evidence("id")) == known
+    found = with_needed_parts(known, told, evidence("id", labels=("between",))).types
     assert found == (replace(MOOD, labels=((1, "a"), (3, "between"), (2, "b"))),)
-    found = explaining(known, told, shown("id", labels=("x",))).types
+    found = with_needed_parts(known, told, evidence("id", labels=("x",))).types
     assert found == (replace(MOOD, labels=((1, "x"), (2, "b"))),)
 
 
 def test_a_partition_comes_only_if_none_has_left() -> None:
     known, more = table(ID, partitions=(ROOT, FIRST)), table(ID, partitions=(ROOT, FIRST, INNER))
-    assert explaining(known, more, shown("id")) == more
+    assert with_needed_parts(known, more, evidence("id")) == more
     instead = table(ID, partitions=(ROOT, replace(FIRST, oid=303)))
-    assert explaining(known, instead, shown("id")) == known
+    assert with_needed_parts(known, instead, evidence("id")) == known

@@ -95,7 +95,7 @@ async def test_a_beat_shows_whether_the_stream_of_its_source_is_behind(beating: 
 
 def _server(name: Any) -> Any:
     """A server with a start time of its own."""
-    return SimpleNamespace(place=("7301", 1, sum(name.encode())), in_recovery=False)
+    return SimpleNamespace(identity=("7301", 1, sum(name.encode())), in_recovery=False)
 
 
 class Fleet:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, LSN_MAX, Lsn
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,6 @@ def test_positions_are_ordered_like_numbers_not_like_their_text() -> None:
 
 
 def test_nothing_comes_before_everything() -> None:
-    assert NOTHING < Lsn(1) < EVERYTHING
-    assert str(NOTHING) == "0/0"
-    assert str(EVERYTHING) == "FFFFFFFF/FFFFFFFF"
+    assert INVALID_LSN < Lsn(1) < LSN_MAX
+    assert str(INVALID_LSN) == "0/0"
+    assert str(LSN_MAX) == "FFFFFFFF/FFFFFFFF"

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from streamer.admin.page.number_text import NOTHING, ago, prose
+from streamer.admin.page.number_text import NO_VALUE, ago, prose
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 
@@ -31,7 +31,7 @@ def test_the_exact_time_is_that_of_utc() -> None:
     cet = NOW.astimezone(timezone(timedelta(hours=1)))
     for value in (NOW, NOW.isoformat(), cet, cet.isoformat(), "2026-03-04T05:06:07"):
         assert ago(value, NOW).startswith(exact), value
-    assert ago(None, NOW) == NOTHING
+    assert ago(None, NOW) == NO_VALUE
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_another_user_cannot_make_the_spool_and_name_a_command(shared_temporary:
     spool, loot = SpoolSettings().path, shared_temporary / "loot"
     command = shlex.join(["sh", "-c", f"id -u > {loot}; echo password"])
     url = {"url": "host=db", "now": "host=db", "file": None, "command": command, "seconds": 1}
-    ends = {"source_url": json.dumps(url), "target_url": json.dumps(url), "place": [], "fence": []}
+    ends = {"source_url": json.dumps(url), "target_url": json.dumps(url), "server": [], "fence": []}
     forged = {"tasks": [[]], "ends": ends | {"snapshot_name": "", "application_name": ""}}
     with subprocess.Popen(
         ["sh", "-c", ATTACK, "attack", str(spool)],

@@ -15,7 +15,7 @@ from streamer.util.lsn import Lsn
 from tests.unit.test_recomputed_columns import COLUMNS, mapping, mark
 from tests.unit.test_request_outcomes import record
 from tests.unit.test_source_findings import facts_of
-from tests.unit.test_target_findings import NOTHING, SERVER
+from tests.unit.test_target_findings import NO_BOOKKEEPING, SERVER
 
 if TYPE_CHECKING:
     from streamer.bookkeeping.relation_records import RelationRecord
@@ -59,7 +59,7 @@ def test_columns_come_alone_if_the_table_is_in_sync_and_has_a_key(
 def test_a_plan_copies_the_tables_that_run_copies_by_itself(
     initial: Initial, stored: dict[str, Any] | None, action: str
 ) -> None:
-    facts, target = facts_of(), TargetFacts(SERVER, NOTHING)
+    facts, target = facts_of(), TargetFacts(SERVER, NO_BOOKKEEPING)
     (table,) = facts.mappings
     table = replace(table, rule=replace(table.rule, initial=initial))
     facts.mappings = [table]

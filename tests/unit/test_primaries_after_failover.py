@@ -8,7 +8,7 @@ from streamer.errors.error_classes import Retry, SourceOldPrimaryError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.server.primaries_after_failover import Primary, choose, require_successor
-from streamer.source.timeline_branches import Branch, KnownPlace
+from streamer.source.timeline_branches import Branch, KnownServer
 from tests.unit.test_capacity_findings import SERVER
 
 ONE, OTHER = "1\t0/3000000\tx\n", "1\t0/4000000\tx\n"
@@ -42,22 +42,22 @@ def test_the_newest_branch_that_goes_on_with_the_known_one_wins(
 ) -> None:
     primaries = [primary(str(number), branch) for number, branch in enumerate(branches)]
     expected = None if chosen is None else primaries[chosen]
-    assert choose(primaries, KnownPlace("1", known)) is expected
+    assert choose(primaries, KnownServer("1", known)) is expected
 
 
 def test_a_stranger_among_the_hosts_is_no_primary_of_the_source() -> None:
     stranger, own = primary("a", THIRD, "2"), primary("b", FIRST)
-    assert choose([stranger, own], KnownPlace("1", FIRST)) is own
+    assert choose([stranger, own], KnownServer("1", FIRST)) is own
 
 
 def test_only_the_old_primary_of_this_source_is_refused() -> None:
     server = replace(SERVER, timeline=1, system_identifier="1")
-    for known in (KnownPlace(), KnownPlace("1", FIRST), KnownPlace("2", SECOND)):
+    for known in (KnownServer(), KnownServer("1", FIRST), KnownServer("2", SECOND)):
         require_successor(SOURCE, server, known)
     with pytest.raises(
         SourceOldPrimaryError, match=r"on timeline 1.* follows timeline 2"
     ) as refused:
-        require_successor(SOURCE, server, KnownPlace("1", SECOND))
+        require_successor(SOURCE, server, KnownServer("1", SECOND))
     assert refused.value.retry is Retry.TIMED
     assert "resync" not in str(refused.value)
     assert "streamer run --take-over shop" in str(refused.value)

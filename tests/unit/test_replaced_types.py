@@ -8,9 +8,9 @@ import pytest
 from streamer.errors.error_classes import TargetSchemaError
 from streamer.mapping.rule_options import DdlKind
 from streamer.schema.definition_message import (
+    ChangedParts,
     DefinitionMessage,
     Dropped,
-    Own,
     definition_after,
     parts_of,
 )
@@ -156,10 +156,10 @@ def test_a_column_gets_the_other_type_of_that_name() -> None:
 def test_a_former_type_stays_until_the_source_drops_it() -> None:
     text = replace(COLUMN, type="text")
     known = SourceDefinition((COLUMN,), (), (OLD,), (), oid=100)
-    own = Own(frozenset({1}), frozenset(), frozenset(), is_fresh=True)
+    changed = ChangedParts(frozenset({1}), frozenset(), frozenset(), is_fresh=True)
     told = SourceDefinition((text,), (), (), (), oid=100)
     left = definition_after(
-        known, DefinitionMessage(100, "public", "t", "", "", told, own=own), "public", 100
+        known, DefinitionMessage(100, "public", "t", "", "", told, changed=changed), "public", 100
     ).definition
     assert left is not None
     assert left.types == (OLD,)

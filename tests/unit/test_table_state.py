@@ -12,7 +12,7 @@ from streamer.control.chunked_copy import ChunkedCopy
 from streamer.control.resync_options import Mode, Resync
 from streamer.control.table_state import ALL_ROWS, TO_POINT, Need, State, TableState
 from streamer.errors.error_reports import ErrorReport
-from streamer.util.lsn import EVERYTHING, Lsn
+from streamer.util.lsn import LSN_MAX, Lsn
 
 START, POINT, LATER = Lsn(8), Lsn(16), Lsn(24)
 ERROR: Final = ErrorReport("the target refuses a change", "target_schema")
@@ -58,7 +58,7 @@ STREAM: Final[dict[str, Event]] = {
 def events(state: TableState) -> Iterator[tuple[str, TableState]]:
     """Return the states after each event that can come in *state*."""
     possible = OPERATOR | LOSS | COPY | STREAM
-    if state.skips_through != EVERYTHING and state.need in (Need.NOTHING, Need.PART):
+    if state.skips_through != LSN_MAX and state.need in (Need.NOTHING, Need.PART):
         possible |= PART
     if state.need not in (Need.NOTHING, Need.REQUEST):
         possible["ask again"] = lambda before: before.copy_requested(DIFFERENT)
@@ -124,14 +124,15 @@ def test_changes_are_dropped_only_if_the_target_has_them_or_a_copy_brings_them(
     states: frozenset[TableState],
 ) -> None:
     for state in states:
-        if state.skips_through == EVERYTHING:
+        if state.skips_through == LSN_MAX:
             assert state.need in (Need.ROWS, Need.REQUEST), state
         for name, after in events(state):
             if after.skips_through != state.skips_through and not state.is_lost:
                 is_copied = name in {"copy a chunk", "finish the copy", "begin the copy"}
-                assert (
-                    is_copied or after.skips_through == EVERYTHING or (state.need is Need.ROWS)
-                ), (name, state)
+                assert is_copied or after.skips_through == LSN_MAX or (state.need is Need.ROWS), (
+                    name,
+                    state,
+                )
 
 
 def test_a_lane_that_a_copy_or_an_operator_holds_applies_nothing(
@@ -145,7 +146,7 @@ def test_a_lane_that_a_copy_or_an_operator_holds_applies_nothing(
         if state.need in TO_POINT:
             assert Hold.POINT in holds(state), state
             if state.is_read:
-                assert state.drains_to != EVERYTHING, state
+                assert state.drains_to != LSN_MAX, state
         if state.need is Need.NOTHING and not state.is_paused:
             assert holds(state) is Hold.NONE, state
 

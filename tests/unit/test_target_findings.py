@@ -40,13 +40,13 @@ NEWEST = read_migrations("target")[-1].number
 OURS = BookkeepingFacts(
     True, True, ("migration", "relation", "source"), (), SchemaVersion(NEWEST, NEWEST)
 )
-NOTHING = BookkeepingFacts(False, True, (), (), None)
+NO_BOOKKEEPING = BookkeepingFacts(False, True, (), (), None)
 
 
 def test_a_server_with_everything_right_has_no_findings() -> None:
     assert list(check_server(SERVER)) == []
     assert list(check_origins(SERVER, 99)) == []
-    assert list(check_bookkeeping(SERVER, NOTHING)) == []
+    assert list(check_bookkeeping(SERVER, NO_BOOKKEEPING)) == []
     assert list(check_bookkeeping(SERVER, OURS)) == []
     newer = replace(OURS, version=SchemaVersion(NEWEST + 1, NEWEST))
     assert list(check_bookkeeping(SERVER, newer)) == []
@@ -110,13 +110,13 @@ def test_a_schema_streamer_that_cannot_be_used() -> None:
         (found,) = check_bookkeeping(SERVER, replace(OURS, **change))
         assert found.severity is ERROR
         assert words in str(found)
-    (found,) = check_bookkeeping(replace(SERVER, may_create=False), NOTHING)
+    (found,) = check_bookkeeping(replace(SERVER, may_create=False), NO_BOOKKEEPING)
     assert 'grant create on database "dw" to "me"' in str(found)
 
 
 def test_schemas_that_tables_cannot_be_written_or_made_in() -> None:
     source = facts_of()
-    target = TargetFacts(SERVER, NOTHING)
+    target = TargetFacts(SERVER, NO_BOOKKEEPING)
 
     def found(namespace: Namespace | None, *, create_tables: bool = True) -> list[str]:
         target.namespaces = {} if namespace is None else {"public": namespace}
@@ -146,20 +146,20 @@ def test_a_table_that_would_be_written_to_itself() -> None:
         (replace(same, timeline=2), 0),  # a promoted standby, or a restored copy
         (replace(same, started=6), 0),  # a copied data directory
     ):
-        assert len(list(check_loops(TargetFacts(server, NOTHING), [source]))) == count
+        assert len(list(check_loops(TargetFacts(server, NO_BOOKKEEPING), [source]))) == count
     source.mappings = [
         replace(mapping, target=RelationName("copies", "t")) for mapping in source.mappings
     ]
-    assert list(check_loops(TargetFacts(same, NOTHING), [source])) == []
+    assert list(check_loops(TargetFacts(same, NO_BOOKKEEPING), [source])) == []
 
 
 def test_connections_at_the_target_hardly_depend_on_the_number_of_sources() -> None:
     assert target_needs(SETTINGS, 8) == target_needs(SETTINGS, 1000)
     needs = target_needs(SETTINGS, 200)
     enough = replace(SERVER, max_connections=needs.most + 5, connections_reserved=5)
-    assert not list(check_connections(TargetFacts(enough, NOTHING), needs))
+    assert not list(check_connections(TargetFacts(enough, NO_BOOKKEEPING), needs))
     tight = replace(enough, connections_used=1)
-    (finding,) = check_connections(TargetFacts(tight, NOTHING), needs)
+    (finding,) = check_connections(TargetFacts(tight, NO_BOOKKEEPING), needs)
     assert finding.severity is ERROR
     assert f"max_connections = {needs.most + 6}" in str(finding)
 
@@ -173,7 +173,7 @@ def test_a_limit_of_role_or_database_leaves_the_connections_that_a_run_needs(kin
             f"{kind}_connections_max": needs.most + 2,
             f"{kind}_connections_used": used,
         }
-        return TargetFacts(replace(SERVER, max_connections=1000, **limits), NOTHING)
+        return TargetFacts(replace(SERVER, max_connections=1000, **limits), NO_BOOKKEEPING)
 
     assert not list(check_connections(facts(2), needs))
     (finding,) = check_connections(facts(3), needs)

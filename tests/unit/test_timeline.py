@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.source.timeline_branches import Branch, common_end
-from streamer.util.lsn import EVERYTHING, Lsn
+from streamer.util.lsn import LSN_MAX, Lsn
 
 HISTORY = "1\t0/30001A0\tno recovery target specified\n\n2\t1/5000000\tbefore 2026-01-01\n"
 ONE, OTHER = "1\t0/3000000\tx\n", "1\t0/4000000\tx\n"
@@ -22,9 +22,9 @@ def test_where_a_timeline_ended() -> None:
 @pytest.mark.parametrize(
     ("known", "now", "expected"),
     [
-        ((1, ""), (1, ""), EVERYTHING),
+        ((1, ""), (1, ""), LSN_MAX),
         ((1, ""), (2, ONE), FORK),
-        ((2, ONE), (2, ONE), EVERYTHING),
+        ((2, ONE), (2, ONE), LSN_MAX),
         ((2, ONE), (3, ONE + "2\t0/5000000\tx\n"), Lsn.parse("0/5000000")),
         # Two standbys became timeline 2, and the second then timeline 3.
         ((2, ONE), (2, OTHER), FORK),
@@ -36,8 +36,8 @@ def test_where_a_timeline_ended() -> None:
         ((2, ONE), (1, ""), FORK),
         ((5, "4\t0/1\n"), (2, ONE), None),
         # The server cannot send the file.
-        ((2, ONE), (2, ""), EVERYTHING),
-        ((2, ""), (2, ONE), EVERYTHING),
+        ((2, ONE), (2, ""), LSN_MAX),
+        ((2, ""), (2, ONE), LSN_MAX),
         ((2, ""), (3, ONE), None),
         ((1, ""), (3, ""), None),
     ],

@@ -5,7 +5,7 @@ from streamer.schema.source_definition import DefinedColumn
 from tests.unit.build import apply_plan
 
 
-def test_only_columns_whose_existing_rows_have_values_are_brought() -> None:
+def test_only_columns_whose_existing_rows_have_values_are_copied() -> None:
     plan = apply_plan(["id", "a", "b", "c", "d", "e"], ["id"])
     known = {"id": 1, "old_b": 2, "a": 3, "e": -9}
     columns = (

@@ -221,7 +221,7 @@ def test_tables_that_keys_connect_are_written_in_halves() -> None:
         (child, Half.ADDITIONS),
         (parent, Half.REMOVALS),
     ]
-    child.needs_order()
+    child.require_order()
     assert write_order(window)[1] == (child, Half.BOTH)
 
 

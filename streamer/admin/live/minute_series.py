@@ -235,7 +235,8 @@ class Series(Generic[S]):
     def points(self, subject: S, *, by_minute: bool = False, since: float = 0.0) -> list[Point]:
         """Return times and values of a subject after *since*, the oldest first.
 
-        A minute of the last hour in which a sibling process ran the source is a single point.
+        The last hour has several points a minute. But a minute in which a sibling process ran the
+        source is a single point.
         *by_minute*: return only minutes.
         """
         fine = [] if by_minute else self._fine.points(subject)

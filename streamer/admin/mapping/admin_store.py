@@ -347,7 +347,7 @@ class AdminStore:
             databases = await fetch_all(writer, "database")
             urls, tables = await fetch_all(writer, "url"), await fetch_all(writer, "table")
             by_name = {row["name"]: row for row in databases}
-            for database, its_urls, its_tables in groups:
+            for database, new_urls, new_tables in groups:
                 stored = by_name.pop(database["name"], None)
                 if stored is None:
                     stored = await self._create(writer, "database", database, actor)
@@ -355,8 +355,8 @@ class AdminStore:
                     await self._replace(writer, "database", stored, database, actor)
                 number = stored["id"]
                 for kind, present, new_rows in (
-                    ("url", urls, its_urls),
-                    ("table", tables, its_tables),
+                    ("url", urls, new_urls),
+                    ("table", tables, new_tables),
                 ):
                     old_rows = {key_of(kind, r): r for r in present if r["database_id"] == number}
                     for fields in new_rows:

@@ -35,11 +35,11 @@ def keyring_of(settings: Settings) -> Keyring:
     return Keyring(settings.admin.key, path)
 
 
-async def applied_mapping(bookkeeping: AdminStore, settings: Settings) -> Mapping:
+async def applied_mapping(store: AdminStore, settings: Settings) -> Mapping:
     """Return the mapping of the newest revision. Raises ConfigurationError."""
-    latest = await bookkeeping.latest()
+    latest = await store.latest()
     content = latest[1] if latest is not None else EMPTY
-    urls = await bookkeeping.reveal_each(content)
+    urls = await store.reveal_each(content)
     return await in_admin_thread(build_mapping, content, urls, settings)
 
 
@@ -52,11 +52,11 @@ async def load_applied(settings: Settings) -> Mapping:
     assert path is not None
     if not await in_admin_thread(path.exists):
         return Mapping((), settings.target.schema_)
-    bookkeeping = await open_store(path, keyring_of(settings))
+    store = await open_store(path, keyring_of(settings))
     try:
-        return await applied_mapping(bookkeeping, settings)
+        return await applied_mapping(store, settings)
     finally:
-        await bookkeeping.close()
+        await store.close()
 
 
 async def read_applied(settings: Settings) -> tuple[Mapping, MappingProblem | None]:

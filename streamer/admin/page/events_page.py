@@ -120,7 +120,7 @@ def _add_conflicts(router: APIRouter, frame: Frame) -> None:
         for row in listed["items"]:
             row["label"] = SourceLabel(row["database"], row["sid"])
             row["address"] = status_view.table_address(row, row["table"])
-            row["row"], row["its"] = words(row["key"]), words(row["existing"])
+            row["row"], row["target_row"] = words(row["key"]), words(row["existing"])
         return await frame.page(request, "conflicts.html", conflicts=listed)
 
 

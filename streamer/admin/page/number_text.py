@@ -8,7 +8,7 @@ from markupsafe import Markup, escape
 
 from streamer.util.quantities import format_bytes, format_duration, format_latency
 
-NOTHING: Final = "\u2013"
+NO_VALUE: Final = "\u2013"
 RECENT_SECONDS: Final = 10
 """Younger events are "just now", because an age of some seconds changes too often to read."""
 OLD_SECONDS: Final = 30 * 86400
@@ -18,7 +18,7 @@ OLD_SECONDS: Final = 30 * 86400
 def count(value: float | None) -> str:
     """Write a number with the digits in groups."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     return f"{value:,.0f}".replace(",", "\u202f")
 
 
@@ -29,17 +29,17 @@ def grouped(text: str) -> str:
 
 def size(value: float | None) -> str:
     """Write a number of bytes."""
-    return NOTHING if value is None else _unbroken(format_bytes(value))
+    return NO_VALUE if value is None else _unbroken(format_bytes(value))
 
 
 def duration(seconds: float | None) -> str:
     """Write a length of time."""
-    return NOTHING if seconds is None else _unbroken(format_duration(seconds))
+    return NO_VALUE if seconds is None else _unbroken(format_duration(seconds))
 
 
 def latency(seconds: float | None) -> str:
     """Write a length of time that is most often far below a second."""
-    return NOTHING if seconds is None else _unbroken(format_latency(seconds))
+    return NO_VALUE if seconds is None else _unbroken(format_latency(seconds))
 
 
 def _unbroken(text: str) -> str:
@@ -50,7 +50,7 @@ def _unbroken(text: str) -> str:
 def rate(value: float | None) -> str:
     """Write a rate per second."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     return f"{value:.1f}/s" if 0 < value < 10 else f"{count(value)}/s"
 
 
@@ -70,7 +70,7 @@ def plural(number: int, singular: str, many: str | None = None) -> str:
 def moment(value: str | datetime | None) -> str:
     """Write a time to the second, in UTC, as in the database."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     text = value.isoformat() if isinstance(value, datetime) else value
     return f"{text[:10]} {text[11:19]}" if len(text) >= 19 else text
 
@@ -78,7 +78,7 @@ def moment(value: str | datetime | None) -> str:
 def ago(value: str | datetime | None, now: datetime) -> Markup:
     """Write a time as an age, with the exact time for a pointer that rests there."""
     if value is None:
-        return Markup(NOTHING)
+        return Markup(NO_VALUE)
     at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     seconds = (now - at).total_seconds()

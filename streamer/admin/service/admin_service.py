@@ -114,13 +114,13 @@ class AdminService:
         self,
         settings: Settings,
         config: Path,
-        bookkeeping: AdminStore,
+        store: AdminStore,
         mapping: Mapping,
         *,
         is_static: bool,
     ) -> None:
         self.settings = settings
-        self.store = bookkeeping
+        self.store = store
         self.mapping = mapping
         """The whole applied mapping, even if this process runs only some of its sources."""
         self.is_static = is_static
@@ -624,7 +624,7 @@ class AdminService:
         return {"items": [_redacted(asdict(r)) for r in records]}
 
     async def request_quarantine_action(self, action: str, choice: Choice, actor: str) -> list[Row]:
-        """Request *retry* or *drop*; return the tables and their numbers of changes. Raises
+        """Request `retry` or `drop`; return the tables and their numbers of changes. Raises
         InvalidError, UnreadyError.
         """
         if choice.table is None and not choice.ids:
@@ -692,14 +692,14 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
     await in_admin_thread(read_migrations, "target")
     is_static = settings.mapping_database is None
     keyring = Keyring.temporary() if is_static else keyring_of(settings)
-    bookkeeping = await open_store(settings.mapping_database, keyring)
+    store = await open_store(settings.mapping_database, keyring)
     try:
         if not is_static:
-            mapping = await applied_mapping(bookkeeping, settings)
-        service = AdminService(settings, config, bookkeeping, mapping, is_static=is_static)
+            mapping = await applied_mapping(store, settings)
+        service = AdminService(settings, config, store, mapping, is_static=is_static)
         if is_static:
-            await show_static(bookkeeping, settings, mapping)
+            await show_static(store, settings, mapping)
     except BaseException:
-        await bookkeeping.close()  # its open thread would prevent the end of the process
+        await store.close()  # the store's open thread would prevent the end of the process
         raise
     return service

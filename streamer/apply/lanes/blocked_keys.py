@@ -154,8 +154,8 @@ class BlockedKeys:
         self.base = set()
         self.is_cleared = self.is_to_clear = True
 
-    def read_again(self, count: int) -> None:
-        """Add *count* to the number of changes, and discard the keys, which must be read again."""
+    def discard_keys(self, count: int) -> None:
+        """Add *count* to the number of changes, and discard the keys until the next `use`."""
         self.change_count += count
         self.columns, self.base, self.added = None, set(), {}
         self.is_cleared = True

@@ -15,7 +15,7 @@ an empty spool.
 A lane *held to a point* lets a copy replace some rows or columns of a relation that is in sync. The
 copy lacks the rest of the rows, whose changes must not be dropped:
 
-0. ``hold_to_point(EVERYTHING)``: the drainer applies all changes while the copy waits for its slot
+0. ``hold_to_point(LSN_MAX)``: the drainer applies all changes while the copy waits for its slot
    and prepares the target. Otherwise this table could delay a change of a shared type, and so the
    copy.
 1. ``hold_to_point(None)`` before the copy's snapshot exists: all changes dispatched so far are
@@ -67,7 +67,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.schema.definition_message import Part
 from streamer.source.catalog import SourceRelation
 from streamer.target.fencing_token import FencingToken
-from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, LSN_MAX, Lsn
 from streamer.util.waiting import wait_for_event
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class MappedRelation:
         fingerprint = present.rule.expressions_fingerprint
         if fingerprint == mapping.rule.expressions_fingerprint:
             return True
-        if columns is None or self.quarantine.count or self.skip_through_lsn == EVERYTHING:
+        if columns is None or self.quarantine.count or self.skip_through_lsn == LSN_MAX:
             return False
         return recomputed(fingerprint, mapping, columns) is not None
 
@@ -478,11 +478,11 @@ class Lane:
     has_open_transaction: bool = False
     point: Lsn | None = None
     """The drainer applies only changes that commit before this point; None if unknown so far.
-    `EVERYTHING` before the snapshot.
+    `LSN_MAX` before the snapshot.
     """
     is_at_point: bool = False
     """All changes before `point` that arrived are durable."""
-    passed_lsn: Lsn = NOTHING
+    passed_lsn: Lsn = INVALID_LSN
     """All changes of the lane that commit before this position are durable."""
     is_ending: bool = False
     """The pipeline ends; the source sends unapplied changes again to the next attempt."""

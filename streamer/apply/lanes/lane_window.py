@@ -46,7 +46,7 @@ class RelationWindow:
         try:
             self.folds[-1].add(payloads)
         except NotFoldable:
-            self.needs_order()
+            self.require_order()
 
     def add_by_transaction(
         self, plan: ApplyPlan, parts: Iterable[tuple[Transaction, list[bytes]]]
@@ -58,7 +58,7 @@ class RelationWindow:
                 return
             extended = plan.metadata.extend(transaction, payloads)
             if extended is None:
-                self.needs_order()
+                self.require_order()
                 return
             self.add(plan, extended)
             if plan.marks and not plan.marks_in_filter and self.is_foldable:
@@ -75,10 +75,10 @@ class RelationWindow:
         try:
             self.versions[-1].add(changes.payloads, *part.times_and_stops(changes))
         except NotFoldable:
-            self.needs_order()
+            self.require_order()
 
-    def needs_order(self) -> None:
-        """Record that sets cannot express the changes."""
+    def require_order(self) -> None:
+        """Use exact order, because sets cannot express the changes."""
         self.is_foldable = False
         self.folds.clear()
         self.versions.clear()
@@ -133,7 +133,7 @@ class LaneWindow:
             else:
                 window.plan = plan
                 if folded:  # the transactions of the payloads are not known
-                    window.needs_order()
+                    window.require_order()
             self.change_count += len(changes.payloads)
 
     def single_transaction(self, number: int) -> "LaneWindow":

@@ -135,7 +135,7 @@ class QuarantineWriter:
 
     def quarantine_changed(self, mapped: MappedRelation, count: int) -> None:
         """Record that this transaction added (or removed) *count* changes in the table."""
-        self._blocked.setdefault(mapped, BlockedKeys()).read_again(count)
+        self._blocked.setdefault(mapped, BlockedKeys()).discard_keys(count)
 
     # ---- later changes of the same rows ---------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """SQL by which the server refuses a plan after a change of the target's definition.
 
 A plan stores facts about the target, and the staging table uses the target's types. If an operator
-alters a column later, staging would round values to the former type. Without a dropped index, a key
-may find several rows. A new trigger would see some changes only. Pure.
+alters a column later, staging would round values to the former type. If an operator drops an index,
+a key may match several rows. A trigger added later would see only some of the changes. Pure.
 """
 
 from dataclasses import dataclass

@@ -286,7 +286,7 @@ class Planner:
         if target is not None and (missing := missing_columns(relation, mapped.mapping, target)):
             adds = mapped.mapping.rule.on_column_added is OnColumnAdded.ADD
             names = [name for name, _ in missing]
-            types = await self._name_types(mapped, relation, names, may_fail=adds)
+            types = await self._name_types(mapped, relation, names)
             changes = judge_added(names, stored or {}, now)
             if stored is not None and (lost := [name for name in names if stored.get(name, 0) > 0]):
                 # A session dropped these columns at the target, so their replacements will lack
@@ -331,7 +331,7 @@ class Planner:
 
     async def _check_hashed_types(self, mapped: MappedRelation, relation: Relation) -> None:
         """Refuse a changed type of a hash's input, because existing hashes use texts of the stored
-        type.
+        type. `check_hashes` has refused inputs of user-defined types.
 
         Raises MappingError.
         """
@@ -339,7 +339,7 @@ class Planner:
         async with self._target(mapped.source.fence) as connection:
             stored = await read_definition(connection, mapped.relation_id)
         if stored is not None:
-            now = await self._name_types(mapped, relation, inputs, may_fail=False)
+            now = await self._name_types(mapped, relation, inputs)
             stored_types = {column.name: column.type for column in stored.columns}
             source = mapped.source
             table = str(mapped.mapping.source)
@@ -432,7 +432,7 @@ class Planner:
         message = await self._read_present(source.database, source.sid, mapped.mapping.source)
         for relation in relations:
             names = [column.name for column in relation.columns]
-            types = await self._name_types(mapped, relation, names, may_fail=True)
+            types = await self._name_types(mapped, relation, names)
             shown.append({name: types.get(name) for name in names})
         return message, shown
 
@@ -492,24 +492,22 @@ class Planner:
             return {}
         names = [column.name for column in relation.columns]
         inputs = mapped.mapping.expression_inputs(names)
-        types = await self._name_types(mapped, relation, inputs, may_fail=True)
+        types = await self._name_types(mapped, relation, inputs)
         return facts.with_collations(types)
 
     async def _name_types(
-        self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool
+        self, mapped: MappedRelation, relation: Relation, names: Sequence[str]
     ) -> dict[str, str]:
-        """Return the names of the columns' types; omit types that exist at neither server."""
+        """Return the names of the columns' types; omit types that exist at neither server.
+
+        Only a type that is not built-in needs a query to the source. Raises StreamerError.
+        """
         source = mapped.source
         keys = type_keys(relation, names)
         async with self._target(mapped.source.fence) as connection:
             type_names = await read_own_type_names(connection, list(keys.values()))
         if unknown := [key for key in keys.values() if key not in type_names]:
-            try:
-                type_names |= await self._read_type_names(source.database, source.sid, unknown)
-            except StreamerError:
-                if may_fail:
-                    raise
-                # The caller raises an error anyway; these names are only a detail of the error.
+            type_names |= await self._read_type_names(source.database, source.sid, unknown)
         return {name: type_names[key] for name, key in keys.items() if key in type_names}
 
     @staticmethod

@@ -89,9 +89,9 @@ class TransactionConflicts:
 
     # ---- exact order ---------------------------------------------------------------------------
 
-    def are_recorded(self, mapped: MappedRelation) -> bool:
-        """Whether the next block in exact order notes missing rows; otherwise it ends at a missing
-        row.
+    def use_watched_block(self, mapped: MappedRelation) -> bool:
+        """Count a block in exact order against `conflict_watch`; return whether the block records
+        missing rows. Otherwise the block ends at a missing row.
         """
         if not mapped.conflict_watch:
             return False
@@ -113,7 +113,7 @@ class TransactionConflicts:
         is_partial: bool,
         notes: bool,
     ) -> None:
-        """Apply the staged changes in order; with *notes*, note changes whose row is missing."""
+        """Apply the staged changes in order; with *notes*, record changes whose row is missing."""
         target = self._transaction.target
         if notes:
             await target.execute(CREATE_NOTED)
@@ -125,7 +125,7 @@ class TransactionConflicts:
     async def add_in_order(
         self, mapped: MappedRelation, plan: ApplyPlan, origin_of: OriginOf
     ) -> None:
-        """Count and note the conflicts that a block in exact order listed."""
+        """Count and record the conflicts that a block in exact order listed."""
         rows = await self._transaction.target.fetch(_NOTED_SQL)
         for name, number in Counter(row["kind"] for row in rows).items():
             self._transaction.count_conflict(mapped, name, number)

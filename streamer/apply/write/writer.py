@@ -106,7 +106,7 @@ class Writer:
                 await self._run_steps(steps, mapped, window)
         except NotFoldable:
             await self._transaction.rollback_to_savepoint("streamer_versions")
-            relation.needs_order()
+            relation.require_order()
             await self._write_ordered(window, mapped, 0, len(window.transactions))
         else:
             target.send_before_next("release savepoint streamer_versions")
@@ -133,12 +133,12 @@ class Writer:
         """Write a relation's changes in exact order, a run for each definition."""
         for run in ordered_runs(window, mapped, start, stop):
             statements = mapped.statements(run.plan).in_order
-            steps = ordered_steps(run, statements, notes=self.conflicts.are_recorded(mapped))
+            steps = ordered_steps(run, statements, notes=self.conflicts.use_watched_block(mapped))
             try:
                 await self._run_steps(steps, mapped, window)
             except StreamerError as exc:
                 self.conflicts.raise_if_found(mapped, exc)
-                _explain(exc, mapped, run)
+                _complete(exc, mapped, run)
                 raise
 
     # ---- a whole transaction in one message ----------------------------------------------------
@@ -300,7 +300,7 @@ def misses_rows(error: StreamerError) -> bool:
     return getattr(error.__cause__, "sqlstate", None) == MISSED_STATE
 
 
-def _explain(error: StreamerError, mapped: MappedRelation, run: OrderedRun) -> None:
+def _complete(error: StreamerError, mapped: MappedRelation, run: OrderedRun) -> None:
     """Complete *error* with the change of *run* that the target refuses, and with a remedy."""
     plan = run.plan
     run.locate(error)

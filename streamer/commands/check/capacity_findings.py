@@ -72,7 +72,7 @@ def check_capacity(
     servers: dict[tuple[str, int, int], list[SourceFacts]] = defaultdict(list)
     for facts in sources:
         if facts.server is not None and facts.is_complete:
-            servers[facts.server.place].append(facts)
+            servers[facts.server.identity].append(facts)
     for group in servers.values():
         yield from _check_server(group, target, settings)
 

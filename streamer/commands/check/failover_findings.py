@@ -21,7 +21,7 @@ from streamer.source.connection import names_several_hosts
 from streamer.source.server.primaries_after_failover import choose
 from streamer.source.slot_and_publications.slot import Slot, require_own
 from streamer.source.slot_and_publications.standbys import StandbyState
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 
 RELOAD = "select pg_reload_conf()"
 FEEDBACK = "hot_standby_feedback"
@@ -60,7 +60,7 @@ def _check_primaries(place: Place, facts: SourceFacts) -> Iterable[Finding]:
     identifier = facts.server.system_identifier
     ours = [p for p in facts.primaries if p.server.system_identifier == identifier]
     if len(ours) > 1:
-        newest = choose(ours, KnownPlace())
+        newest = choose(ours, KnownServer())
         old = ", ".join(str(primary) for primary in ours if primary is not newest)
         yield error(
             place,

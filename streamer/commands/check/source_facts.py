@@ -48,7 +48,7 @@ from streamer.source.tables.distant_keys import find_distant
 from streamer.source.tables.expression_check import describe_condition, describe_expressions
 from streamer.source.tables.source_sequences import SourceSequence, read_sequences
 from streamer.source.tables.user_defined_types import read_types
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 from streamer.target.foreign_functions import CALLS_SQL, ForeignCall, calls_parameters
 
 READ_SECONDS: Final = 60.0
@@ -209,7 +209,7 @@ async def read_server_again(facts: SourceFacts) -> None:
 
 async def _read(facts: SourceFacts, target_namespace: str) -> None:
     source = facts.source
-    facts.primaries = await prefer_newest(source, KnownPlace())
+    facts.primaries = await prefer_newest(source, KnownServer())
     async with connection(source) as plain:
         server = await read_server_by_query(plain)
         facts.usage = usage = Usage(**await fetch_one(plain, _USAGE_SQL))

@@ -55,7 +55,7 @@ from streamer.source.server.primaries_after_failover import require_successor
 from streamer.source.slot_and_publications.ownership import obstacle, takeover_remedy, unproven_rows
 from streamer.source.slot_and_publications.slot import require_position
 from streamer.source.source_database import require_same_database
-from streamer.util.lsn import EVERYTHING, NOTHING
+from streamer.util.lsn import INVALID_LSN, LSN_MAX
 
 TIMEOUT_MILLISECONDS_LOW: Final = 10_000
 DECODING_KB_LOW: Final = 16 * 1024
@@ -80,7 +80,7 @@ def check_source(
         server = facts.server
         reached = server.system_identifier, server.database_oid, server.database_names
         try:
-            require_same_database(facts.source, record.known_place, *reached)
+            require_same_database(facts.source, record.known_server, *reached)
         except SourceDatabaseError as exc:
             return [from_error(place, exc)]  # more findings would be about a wrong database
     findings += check_server(place, facts.server, facts.source)
@@ -272,12 +272,12 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         return
     if record is not None:
         try:
-            require_successor(source, server, record.known_place)
+            require_successor(source, server, record.known_server)
         except SourceOldPrimaryError as exc:
             yield from_error(place, exc)
             return
     if facts.objects is not None:
-        has_position = record is not None and record.acknowledged_lsn != NOTHING
+        has_position = record is not None and record.acknowledged_lsn != INVALID_LSN
         problem = obstacle(facts.objects, source, target.installation, has_position=has_position)
         if problem:
             hint = takeover_remedy(source)
@@ -317,7 +317,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
 def _check_history(facts: SourceFacts, server: SourceServer, record: SourceRecord | None) -> None:
     if record is not None:
         check_same_history(server, record.system_identifier, record.acknowledged_lsn)
-    acknowledged_lsn = EVERYTHING if record is None else record.acknowledged_lsn
+    acknowledged_lsn = LSN_MAX if record is None else record.acknowledged_lsn
     require_position(facts.slot, facts.source.slot, server.database, acknowledged_lsn)
 
 

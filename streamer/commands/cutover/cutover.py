@@ -74,7 +74,7 @@ from streamer.target.allow_writes import allow_writes, find_obstacles
 from streamer.target.connection import TargetAddress
 from streamer.target.target_sequences import TargetSequence, find_sequences, set_ahead, set_exact
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 POLL_SECONDS: Final = 0.2
 GRACE_SECONDS: Final = 10.0
@@ -164,7 +164,7 @@ class Cutover:
         if await is_installed(self._bookkeeping):
             records = await read_source_records(self._bookkeeping)
             record = find_source(records, source.database, source.sid)
-            if record is not None and record.acknowledged_lsn != NOTHING:
+            if record is not None and record.acknowledged_lsn != INVALID_LSN:
                 self._source_id = record.source_id
         if not self._source_id:
             raise MappingError(
@@ -505,7 +505,7 @@ class Cutover:
         return [
             f'table "{record.source}"'
             for record in records
-            if record.end_lsn > max(marker, record.snapshot_lsn or NOTHING)
+            if record.end_lsn > max(marker, record.snapshot_lsn or INVALID_LSN)
         ]
 
     # ---- facts ---------------------------------------------------------------------------------

@@ -41,7 +41,12 @@ from streamer.postgres.keyed_hash import KeyedHash, hashed_line
 from streamer.postgres.password_source import open_job_url
 from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.sqlstate import is_transient
-from streamer.source.reached_server import PLACE_SQL, Place, find_difference, place_of
+from streamer.source.reached_server import (
+    IDENTITY_SQL,
+    ServerIdentity,
+    find_difference,
+    identity_of,
+)
 from streamer.source.stream.libpq import FUNCTIONS, address_of
 from streamer.target.fencing_token import FENCE_SQL
 from streamer.util.failpoints import failpoint
@@ -61,7 +66,9 @@ THROTTLED_TIMES: Final = 4
 
 
 LOCK_SECONDS: Final = 10
-"""The time for which a part waits for a lock at the source before the task's next part begins."""
+"""The time for which a part waits for a lock at the source. Then the task skips the table's
+remaining parts, and a later job of the round copies the parts.
+"""
 RECORDED: Final = frozenset({"changed", "refused", "not_null"})
 """The kinds of failures that end the copy of a table; tasks store such failures at once."""
 
@@ -75,7 +82,7 @@ class CopyEnds:
     target_url: str
     snapshot_name: str
     application_name: str
-    place: Place
+    server: ServerIdentity
     """The source's server with the snapshot."""
     fence: tuple[int, int, int, str]
     """The parameters of `streamer.target.fencing_token.FENCE_SQL`."""
@@ -91,7 +98,7 @@ class CopyEnds:
 
     @classmethod
     def from_json(cls, ends: dict[str, Any]) -> Self:
-        return cls(**ends | {"place": tuple(ends["place"]), "fence": tuple(ends["fence"])})
+        return cls(**ends | {"server": tuple(ends["server"]), "fence": tuple(ends["fence"])})
 
 
 @contextmanager
@@ -246,7 +253,8 @@ def _describe(error: Exception) -> str:
 
 
 def _key_of(error: Exception) -> str:
-    """Return the key that a unique or exclusion constraint names, to follow the message.
+    """Return the key that a violated unique, exclusion or foreign key constraint names, to follow
+    the message.
 
     Details of other errors show whole rows.
     """
@@ -302,7 +310,7 @@ class PartCopier:
         if not self._target.execute(IS_PENDING_SQL, key).fetchone():
             return False
         self._source.execute("savepoint part")
-        self._hold(part)
+        self._lock_table(part)
         with self._target.transaction():
             row = self._target.execute(LOCK_PART_SQL, (self._token, *key)).fetchone()
             if row is not None and not row[2]:
@@ -311,12 +319,12 @@ class PartCopier:
             if row is not None and is_pending:
                 self._pace.begin(is_throttled=row[1], rounds=row[3])
                 self._count_tasks()
-                self._copy_held(part)
+                self._copy_locked(part)
         # End the locks taken since the savepoint. Reading a table needs no commit.
         self._source.execute("rollback to savepoint part")
         return is_pending
 
-    def _copy_held(self, part: dict[str, Any]) -> None:
+    def _copy_locked(self, part: dict[str, Any]) -> None:
         """Copy a part. The caller has locked the table and the part's row in the ledger."""
         key = (part["relation_id"], part["part"], part["attempt"])
         began = time.monotonic()
@@ -350,7 +358,7 @@ class PartCopier:
             assert row is not None
             self._pace.share(row[0])
 
-    def _hold(self, part: dict[str, Any]) -> None:
+    def _lock_table(self, part: dict[str, Any]) -> None:
         """Lock a part's table, and check that the table is still the planned table.
 
         Under the snapshot the catalogs show the past, but `pg_relation_filenode`, `to_regclass` and
@@ -361,7 +369,7 @@ class PartCopier:
             self._source.execute(part["lock"].encode())
             stores = part["stores"]
             row = self._source.execute(
-                _IS_ANOTHER_SQL,
+                _HAS_NEW_STORAGE_SQL,
                 (*part["named"], [oid for oid, _ in stores], [filenode for _, filenode in stores]),
             ).fetchone()
             result = self._source.execute(part["probe"].encode()).pgresult
@@ -579,7 +587,7 @@ class Pace:
         return max((count / rate for count, rate in shares if rate is not None), default=0.0)
 
 
-_IS_ANOTHER_SQL: Final = """
+_HAS_NEW_STORAGE_SQL: Final = """
 select pg_catalog.to_regclass(%s)::oid is distinct from %s::int8::oid
     or coalesce(pg_catalog.bool_or(
         pg_catalog.pg_relation_filenode(s.oid) is distinct from s.filenode::oid), false)
@@ -618,20 +626,20 @@ GONE: Final = (
 
 def begin_reading(source: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
     """Begin the transaction that reads under the snapshot. Raises NotCopiedError."""
-    check_place(source, ends.place)
+    check_server(source, ends.server)
     source.execute(f"set lock_timeout = '{LOCK_SECONDS}s'".encode())
     source.execute("begin isolation level repeatable read read only")
     _import(source, ends.snapshot_name)
 
 
-def check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
+def check_server(source: "psycopg.Connection[Any]", expected: ServerIdentity) -> None:
     """Refuse any server but *expected*. Raises NotCopiedError."""
     try:
-        row = source.execute(PLACE_SQL).fetchone()
+        row = source.execute(IDENTITY_SQL).fetchone()
     except psycopg.errors.InsufficientPrivilege:
         return  # only the expected server has the snapshot
     assert row is not None
-    if difference := find_difference(expected, place_of(row[0], row[1], row[2], expected)):
+    if difference := find_difference(expected, identity_of(row[0], row[1], row[2], expected)):
         raise NotCopiedError("elsewhere", difference)
 
 

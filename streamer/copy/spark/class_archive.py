@@ -106,7 +106,7 @@ def make_archive(directory: Path) -> Path | None:
         # Two tasks without parts load the classes that every copy needs.
         job = Path(work) / "job.json"
         names = ("source_url", "target_url", "snapshot_name", "application_name")
-        ends: dict[str, Any] = dict.fromkeys(names, "") | {"place": [], "fence": []}
+        ends: dict[str, Any] = dict.fromkeys(names, "") | {"server": [], "fence": []}
         write_private(job, json.dumps({"tasks": [[], []], "ends": ends}))
         program = [sys.executable, "-m", "streamer.copy.spark.job", "--master", "local[2]"]
         try:

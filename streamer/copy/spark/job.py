@@ -3,16 +3,17 @@
 There are two ways to start the process. ``streamer run`` starts ``python -m streamer.copy.spark.job
 --serve`` and writes lines ``run FILE`` and ``cancel FILE`` to its standard input. The driver stays
 warm between jobs. The process ends when standard input is closed, so the process never outlives
-streamer. By hand, or with spark-submit on a cluster: ``spark_job.py --job FILE``.
+streamer. By hand, or with spark-submit on a cluster: ``job.py --job FILE``.
 
 A job file names a ``program``, a module of `PROGRAMS` with ``run(context, job, ends)``. This module
-imports little: it imports the program while the JVM starts.
+imports little: it imports a program with the first job that needs the program.
 
 Executors on remote machines need Python with psycopg, and a connection to both databases; the
 driver ships the few modules that a task runs. A job file has mode 0600. In local mode a task reads
 the connection strings from a file of the same mode. On a cluster the strings travel in the task's
-closure, once Spark has proved that it authenticates and encrypts (`spark_security`). No command
-line, configuration or message contains the strings, so neither UI nor event log shows a secret.
+closure, once Spark has proved that it authenticates and encrypts (`streamer.copy.spark.security`).
+No command line, configuration or message contains the strings, so neither UI nor event log shows a
+secret.
 
 Events go to standard output as lines of JSON. ``streamer.sync_partition`` records the copied parts.
 """

@@ -100,7 +100,7 @@ class Parent:
         return process
 
     def _appoint_acceptor(self) -> None:
-        """Let a live process accept the connections of the port."""
+        """Choose the live process that accepts the connections of the port."""
         chosen = self._serving if self._serving in self._processes else None
         if chosen is None and (chosen := choose_acceptor(self._started_at)) is not None:
             self._send(chosen, SERVE)

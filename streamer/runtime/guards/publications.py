@@ -46,7 +46,7 @@ from streamer.source.slot_and_publications.publication import (
     read_publications,
 )
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import EVERYTHING
+from streamer.util.lsn import LSN_MAX
 
 if TYPE_CHECKING:
     from streamer.apply.lanes.lane import MappedRelation
@@ -338,4 +338,4 @@ class Publishing:
 
 def _is_in_sync(mapped: "MappedRelation") -> bool:
     """Whether *mapped* needs no further copy."""
-    return mapped.skip_through_lsn != EVERYTHING
+    return mapped.skip_through_lsn != LSN_MAX

@@ -26,7 +26,7 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from streamer.control.resync_options import after_loss, has_own_past
+from streamer.control.resync_options import after_loss, keeps_deleted_rows
 from streamer.errors.error_classes import (
     IdentityLostError,
     StreamerError,
@@ -239,14 +239,14 @@ def reconcile(
     """
     tables = list(tables)
     _require_publications(state, tables, source)
-    away = _find_departed(state, tables)
-    staying = tuple(table for table in tables if table.name not in away)
+    departed = _find_departed(state, tables)
+    staying = tuple(table for table in tables if table.name not in departed)
     names = [table.name for table in staying if table.name in state.identities]
     identities = {name: state.identities[name] for name in names}
     publications = state.publications.values()
     mappings = [table.mapping for table in staying]
     lists = column_lists(mappings, identities.values(), publications, state.version)
-    cases, relisted = dict(away), set()
+    cases, relisted = dict(departed), set()
     for table in staying:
         identity = identities.get(table.name)
         case = _judge_membership(table, state, identity, source)
@@ -281,7 +281,7 @@ def reconcile(
             if fingerprint is not None and state.captures
         ),
     )
-    is_incomplete = any(case.successor is not None for case in away.values())
+    is_incomplete = any(case.successor is not None for case in departed.values())
     return PublicationPlan(
         cases, staying, state, members, cleared=cleared, is_incomplete=is_incomplete
     )
@@ -418,7 +418,7 @@ def _judge_membership(
     if not table.is_in_sync:
         return None
     if identity is None and table.mapping.rule.is_disjoint:
-        return _stop_missing_sharer(table, state, source)
+        return _stop_missing_disjoint(table, state, source)
     if identity is None:
         # The rule would have ended the relation of a dropped table: a session renamed this table.
         is_renamed = table.mapping.rule.on_table_dropped is not OnTableDropped.STOP
@@ -500,7 +500,7 @@ def _stop_without_identity(
     mapping: RelationMapping, identity: RelationIdentity, state: SourceState, source: SourceMapping
 ) -> Case:
     then = "; streamer then copies the table again. To continue with inserts only, run: "
-    if has_own_past(mapping.type):
+    if keeps_deleted_rows(mapping.type):
         then = "; then run: "
     remedy = Remedy.of(state.identity_remedy(identity), then, _resync_command(mapping, source))
     error = identity_error(state.publications.values(), identity, remedy)
@@ -637,7 +637,7 @@ def _judge_identity(
             return _copy(table, "its replica identity has changed")
         return _judge_lost_identity(table, case, identity, state, source)
     if table.is_set_aside and former == NONE and identity.is_usable:
-        if has_own_past(table.mapping.type):
+        if keeps_deleted_rows(table.mapping.type):
             return case  # an operator decides on the gap
         return Case(Fate.COPY, "it has a replica identity again")
     return case
@@ -680,7 +680,7 @@ def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) 
     is_gone = isinstance(error, TableGoneError)
     # A resync publishes the table, or names the SQL that an owner must run first.
     first = error.remedy or ("create and publish the table" if is_gone else None)
-    gap = ", which leaves a gap in its past" if has_own_past(mapping.type) else ""
+    gap = ", which leaves a gap in its past" if keeps_deleted_rows(mapping.type) else ""
     reason = f"changes may be missing{gap}"
     then = f"; then run, because {reason}: " if first else f"{reason}, so run: "
     remedy = Remedy.of(first, then, _resync_command(mapping, source))
@@ -688,8 +688,8 @@ def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) 
     return Case(Fate.STOP, error=report)
 
 
-def _stop_missing_sharer(table: MappedTable, state: SourceState, source: SourceMapping) -> Case:
-    """Return the case of a missing table whose rows only their keys distinguish from other rows.
+def _stop_missing_disjoint(table: MappedTable, state: SourceState, source: SourceMapping) -> Case:
+    """Return the case of a missing table with `keys: disjoint`.
 
     A renamed table is a new table under its new name, and a copy of all tables with the target
     removes the former rows.

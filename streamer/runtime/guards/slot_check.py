@@ -56,7 +56,7 @@ from streamer.source.slot_and_publications.slot import (
 from streamer.source.stream.replication_stream import ChangeStream, ReplicationStream, StreamOptions
 from streamer.source.timeline_branches import Branch, common_end, is_continued
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, LSN_MAX, Lsn
 from streamer.util.repeated_notices import end_notice, give_notice
 
 log = structlog.get_logger()
@@ -92,12 +92,12 @@ class SlotCheck:
 
     def _synced(self) -> list[MappedRelation]:
         """Return the relations that need no further copy."""
-        return [m for m in self._relations if m.skip_through_lsn != EVERYTHING]
+        return [m for m in self._relations if m.skip_through_lsn != LSN_MAX]
 
     @property
     def held_lsn(self) -> Lsn:
         """The end of the newest change that the target contains."""
-        return max((mapped.end_lsn for mapped in self._synced()), default=NOTHING)
+        return max((mapped.end_lsn for mapped in self._synced()), default=INVALID_LSN)
 
     @property
     def reads_slot(self) -> bool:
@@ -126,7 +126,7 @@ class SlotCheck:
         SourceConnectionError if the journal's writer and this attempt met different servers.
         """
         now = self._branch
-        fork_lsn = common_end(journal.branch, now) or NOTHING
+        fork_lsn = common_end(journal.branch, now) or INVALID_LSN
         if journal.end_lsn <= fork_lsn:
             return
         if journal.changes_end_lsn <= fork_lsn or is_continued(now, journal.branch):
@@ -157,7 +157,7 @@ class SlotCheck:
             give_notice(log.warning, _NO_HISTORY, self._source.label, timeline=timeline)
         stored_branch = Branch.parse(stored_timeline, record.timeline_history or "")
         fork_lsn = common_end(stored_branch, self._branch)
-        if fork_lsn == EVERYTHING:
+        if fork_lsn == LSN_MAX:
             return record
         if fork_lsn is None:
             raise SourceDivergedError(
@@ -310,7 +310,7 @@ class SlotCheck:
 
     async def _end_former_reader(self, plain: Connection) -> None:
         # Another program may read a slot that was never streamed.
-        if self._record.acknowledged_lsn != NOTHING and not self._guard.journaling.is_active:
+        if self._record.acknowledged_lsn != INVALID_LSN and not self._guard.journaling.is_active:
             await end_former_reader(plain, self._source.slot)
 
     def history_mismatch(self) -> SourceDivergedError:

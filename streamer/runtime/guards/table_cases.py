@@ -33,7 +33,7 @@ from streamer.schema_changes.dropped_tables import forget_dropped
 from streamer.source.catalog import SourceServer, flush_wal
 from streamer.source.connection import Connection, connection, fetch_one
 from streamer.source.server.timeline import check_same_server_by_query
-from streamer.util.lsn import EVERYTHING, Lsn
+from streamer.util.lsn import LSN_MAX, Lsn
 
 log = structlog.get_logger()
 
@@ -136,7 +136,7 @@ class TableCases:
         """Request the copy of *mapped* at the next check, if streamer can publish the table."""
         waiting = self._open.get(mapped)
         is_over = waiting is not None and waiting.case.fate is Fate.REPLACED
-        if waiting is None or (is_over and mapped.skip_through_lsn == EVERYTHING):
+        if waiting is None or (is_over and mapped.skip_through_lsn == LSN_MAX):
             self._open[mapped] = _Open(Case(Fate.BLOCK))
 
     def _open_cases(self, fate: Fate) -> dict[MappedRelation, _Open]:
@@ -154,7 +154,7 @@ class TableCases:
             if not await self._has_all(mapped, waiting, plain) or waiting.case.successor in dropped:
                 continue
             self.is_incomplete = True
-            is_in_sync = mapped.skip_through_lsn != EVERYTHING
+            is_in_sync = mapped.skip_through_lsn != LSN_MAX
             if is_in_sync:  # not stopped, and no copy is requested
                 await self._switch_to_successor(mapped)
             self._open.pop(mapped, None)
@@ -178,7 +178,7 @@ class TableCases:
         """Request copies of missing tables as soon as the source contains these tables."""
         while self._relations.missing:
             mapped = self._relations.missing.pop()
-            if mapped.skip_through_lsn == EVERYTHING:
+            if mapped.skip_through_lsn == LSN_MAX:
                 mapped.relid = None  # the next check finds the table with the name
             self._expect(mapped)
             self.is_incomplete = True
@@ -220,7 +220,7 @@ class TableCases:
         """Whether the target contains the last changes of *mapped*, or cannot get them."""
         if waiting.end_lsn is None:
             waiting.end_lsn = await flush_wal(plain)
-        if mapped.skip_through_lsn == EVERYTHING:
+        if mapped.skip_through_lsn == LSN_MAX:
             return True
         pending = self._relations.lane(mapped).pending.flush_lsn_max
         is_dispatched = self._tables.tracker.newest_lsn >= waiting.end_lsn
@@ -294,7 +294,7 @@ class TableCases:
                 self._services.tables_appeared(source.label)
                 continue
             error = rename_error(move, step)
-            if mapped.skip_through_lsn != EVERYTHING:
+            if mapped.skip_through_lsn != LSN_MAX:
                 await self._obstacles.stop(mapped, error)
             elif not mapped.state.is_lost:
                 case = Case(Fate.RENAMED, name=move.now, error=ErrorReport.of(error))

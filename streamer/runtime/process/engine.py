@@ -53,7 +53,7 @@ from streamer.runtime.wal_retention.backlog_guards import BacklogGuards
 from streamer.schema_changes.definition_builder import DefinitionBuilder
 from streamer.util.backoff import Backoff
 from streamer.util.containment import EnduringTasks
-from streamer.util.lsn import EVERYTHING, Lsn
+from streamer.util.lsn import LSN_MAX, Lsn
 from streamer.util.repeated_notices import RepeatedNotices
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class StopCondition:
 
     @property
     def lsn(self) -> Lsn | None:
-        return EVERYTHING if self.when_caught_up else self.at_lsn
+        return LSN_MAX if self.when_caught_up else self.at_lsn
 
 
 class Engine:

@@ -21,7 +21,7 @@ from streamer.copy.source_turns import CopyTurns
 from streamer.copy.spark.launcher import SparkLauncher
 from streamer.drain.drainer import Drainer
 from streamer.observability.metrics import Metrics
-from streamer.runtime.process.planner_questions import FindSource, SourceQuestions
+from streamer.runtime.process.source_queries import FindSource, SourceQueries
 from streamer.runtime.services import Services
 from streamer.runtime.start_limit import Starts
 from streamer.runtime.target_health import TargetHealth
@@ -60,7 +60,7 @@ async def opened_services(
         opened.push_async_callback(bookkeeping.close)
         sources = IdleConnections(KEPT_SECONDS)
         opened.push_async_callback(sources.close)
-        planner = _make_planner(address, SourceQuestions(find_source, sources))
+        planner = _make_planner(address, SourceQueries(find_source, sources))
         opened.push_async_callback(planner.close)
         locks = LockSession(address, holder)
         opened.push_async_callback(locks.close)
@@ -110,14 +110,14 @@ async def opened_services(
         )
 
 
-def _make_planner(address: TargetAddress, questions: SourceQuestions) -> Planner:
+def _make_planner(address: TargetAddress, queries: SourceQueries) -> Planner:
     return Planner(
         address,
-        questions.name_types,
-        questions.describe_types,
-        questions.describe_expressions,
-        questions.read_relations,
-        questions.read_present,
+        queries.name_types,
+        queries.describe_types,
+        queries.describe_expressions,
+        queries.read_relations,
+        queries.read_present,
     )
 
 

@@ -168,11 +168,11 @@ class RunningMapping:
         return errors
 
     def tables_appeared(self, label: str) -> None:
-        """Let tables join that are new at the source *label* and match a pattern."""
+        """Request the start of new tables at the source *label* that match a pattern."""
         self._appeared.put_nowait(label)
 
     async def join_tables(self) -> None:
-        """Let new tables join until cancelled."""
+        """Start the requested new tables, until cancelled."""
         while True:
             labels = {await self._appeared.get()}
             async with self.changing:
@@ -219,7 +219,7 @@ async def _read_stored_names(bookkeeping: Bookkeeping) -> StoredNames:
 
 
 async def _join(supervisor: Supervisor, clashes: Clashes) -> None:
-    """Let the new tables of a source join, without the tables in *clashes*."""
+    """Start the new tables of a source, without the tables in *clashes*."""
     try:
         await supervisor.change(supervisor.source, clashes)
     except StreamerError as exc:

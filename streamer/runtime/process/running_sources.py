@@ -23,7 +23,7 @@ from streamer.runtime.session.supervisor import Supervisor
 from streamer.runtime.shutdown import finishes_before
 from streamer.runtime.wal_retention.backlog_guards import BacklogGuards
 from streamer.source.slot_and_publications.source_teardown import teardown_source
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 from streamer.util.containment import EnduringTasks
 from streamer.util.lsn import Lsn
 
@@ -169,8 +169,8 @@ async def _remove_objects(
     if record is not None:
         # A task that still runs would commit rows of a removed tenant.
         await _end_copies(record, bookkeeping)
-    place = KnownPlace() if record is None else record.known_place
-    result = await teardown_source(source, installation, place)
+    server = KnownServer() if record is None else record.known_server
+    result = await teardown_source(source, installation, server)
     if result.error is not None:
         log.error(
             "the source is removed, but its cleanup failed",

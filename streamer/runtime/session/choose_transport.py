@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 TEXT: frozenset[int] = frozenset()
 """No type travels in binary."""
-IS_CHOSEN: Final = "the setting `transport` is text"
+_TEXT_SETTING: Final = "the setting `transport` is text"
 _QUALIFIES: Final = "every written column has the same built-in type on both sides"
 _INSTEAD: Final = "text transport instead of binary"
 _READ_TABLES: Final = 500
@@ -74,7 +74,7 @@ async def choose_transport(
     transport failed before.
     """
     if source.transport is Transport.TEXT:
-        return ChosenTransport(TEXT, IS_CHOSEN)
+        return ChosenTransport(TEXT, _TEXT_SETTING)
     if server.version < VERSION_MIN:
         chosen = ChosenTransport(TEXT, f"PostgreSQL {server.major} cannot send binary values")
     elif known_obstacle is not None:

@@ -34,7 +34,7 @@ from streamer.schema.definition_message import (
     with_dropped,
 )
 from streamer.source.history_check import CommittedTransaction, HistoryCheck
-from streamer.util.lsn import EVERYTHING, Lsn
+from streamer.util.lsn import LSN_MAX, Lsn
 
 if TYPE_CHECKING:
     from streamer.apply.lanes.lane import Lane, MappedRelation
@@ -110,7 +110,7 @@ class Dispatcher:
         every role of a source may write messages.
         """
         self.stop_lsn = stop_lsn
-        """The dispatcher ignores transactions from this position on; `EVERYTHING`: unknown."""
+        """The dispatcher ignores transactions from this position on; `LSN_MAX`: unknown."""
         self.has_passed_stop = False
         """A transaction at or after `stop_lsn` has arrived."""
         self._assembler = assembler
@@ -174,7 +174,7 @@ class Dispatcher:
     def forget(self, lane: "Lane") -> None:
         """Stop counting the changes of *lane*: its relation is no longer mapped."""
         self._open_lanes.pop(lane, None)
-        self._tracker.durable(lane.pending, EVERYTHING)
+        self._tracker.durable(lane.pending, LSN_MAX)
 
     def reset(self) -> None:
         """Discard unfinished transactions, which the source will send again."""

@@ -34,7 +34,7 @@ from streamer.source.slot_and_publications.guard_query import measure
 from streamer.source.source_database import require_same_database
 from streamer.source.stream.feedback import Feedback, FeedbackTimes
 from streamer.source.timeline_branches import Branch
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
     from streamer.bookkeeping.sources import SourceRecord
@@ -73,8 +73,8 @@ class _Opening:
         await take_requests(self._bookkeeping, self._source_id, self._source, begins=True)
         self._opened.callback(self._waits.end_turn)
         server, branch, replication = await self._reach(record)
-        if record.acknowledged_lsn == NOTHING:
-            await self._waits.acquire_turn(server.place)
+        if record.acknowledged_lsn == INVALID_LSN:
+            await self._waits.acquire_turn(server.identity)
         reconciled = await self._reconcile(server, branch, record)
         # The status may still show the waits of a process that died.
         await self._tables.relations.show_wait(self._tables.relations, None)
@@ -86,20 +86,20 @@ class _Opening:
 
         Also return the replication connection, which stays open at a standby.
         """
-        source, stored_place = self._source, record.known_place
+        source, stored_server = self._source, record.known_server
         async with self._waits.reporting_password():
-            await prefer_newest(source, stored_place)
+            await prefer_newest(source, stored_server)
             replication = await connect(source, replication=True)
             self._opened.push_async_callback(replication.close)
         with translating(source.label):
             server = await read_server(replication)
             branch = await read_branch(replication, server)
         if source.label not in self._services.take_over:
-            require_successor(source, server, stored_place)
+            require_successor(source, server, stored_server)
         if not server.in_recovery:
             await replication.close()
         identity = server.system_identifier, server.database_oid
-        require_same_database(source, stored_place, *identity, server.database_names)
+        require_same_database(source, stored_server, *identity, server.database_names)
         check_ready(server, source)
         return server, branch, replication
 

@@ -20,7 +20,7 @@ from streamer.control.table_state import Need
 from streamer.copy.copy_coordinator import SyncCoordinator
 from streamer.runtime.tables.relations import Relations
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import EVERYTHING
+from streamer.util.lsn import LSN_MAX
 from streamer.util.waiting import wait_for_event
 
 OUTCOME_SECONDS: Final = 5.0
@@ -127,7 +127,7 @@ class Requests:
 
     def _resync_to_point(self, mapped: MappedRelation, request: Request) -> None:
         """Copy some rows of a relation that stays in sync meanwhile, or that keeps its past."""
-        if mapped.skip_through_lsn == EVERYTHING:
+        if mapped.skip_through_lsn == LSN_MAX:
             return  # the relation has stopped meanwhile, and only a copy of all rows helps
         self._coordinator.give_up(mapped)  # the new copy replaces the copy under way
         state = mapped.state.part_requested(request.resync, stays_paused=request.stays_paused)

@@ -58,8 +58,8 @@ from streamer.source.stream.large_rows import name_large_row
 from streamer.target.fencing_token import FencingToken
 from streamer.util.containment import END_SECONDS, ending
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
-from streamer.util.waiting import rest, wait_for_event
+from streamer.util.lsn import INVALID_LSN, LSN_MAX, Lsn
+from streamer.util.waiting import block_event_loop, wait_for_event
 
 log = structlog.get_logger()
 
@@ -69,17 +69,17 @@ wake-up and a status update.
 """
 STOPPING_SECONDS: Final = 1.0
 """`IDLE_SECONDS` for a pipeline that stops at a position."""
-REST_SECONDS_MAX: Final = 0.004
+PAUSE_SECONDS_MAX: Final = 0.004
 """The longest pause between two reads of a stream with few messages."""
 FAST_STREAM_RATE: Final = 20_000
-FAST_STREAM_REST_SECONDS: Final = 0.03
+FAST_STREAM_PAUSE_SECONDS: Final = 0.03
 """The pause of a stream with at least `FAST_STREAM_RATE` messages a second.
 
 The walsender sends each message separately. While TCP's window is closed, the kernel joins messages
 to large segments, and each message costs the walsender less. Larger bursts make larger target
 transactions, too, each at a fixed price.
 """
-REST_TIMES: Final = 9
+PAUSE_FACTOR: Final = 9
 """After a burst, reading pauses for this multiple of the processor time since the last burst. So a
 light load takes at most a tenth of a core, and the reader receives a transaction after a silence at
 once.
@@ -297,7 +297,7 @@ class Pipeline:
     async def _read(self, session: Session) -> None:
         stream, dispatcher, tables = session.stream, session.dispatcher, session.tables
         budget = session.services.budget
-        used, rested_at, is_first = time.thread_time(), time.monotonic(), True
+        used, paused_at, is_first = time.thread_time(), time.monotonic(), True
         while True:
             try:
                 burst = stream.read()
@@ -334,17 +334,18 @@ class Pipeline:
                 await asyncio.sleep(0)
             elif count and not (
                 session.position.is_awaited
-                or (is_first and not dispatcher.is_between_transactions)  # the rest comes at once
+                # the remaining rows come at once
+                or (is_first and not dispatcher.is_between_transactions)
             ):
                 before, used = used, time.thread_time()
-                rate = count / (time.monotonic() - rested_at)
-                rested_at = time.monotonic()
-                seconds = REST_TIMES * (used - before)
-                if seconds < REST_SECONDS_MAX:
-                    await rest(seconds)
+                rate = count / (time.monotonic() - paused_at)
+                paused_at = time.monotonic()
+                seconds = PAUSE_FACTOR * (used - before)
+                if seconds < PAUSE_SECONDS_MAX:
+                    await block_event_loop(seconds)
                 else:
                     is_fast = rate >= FAST_STREAM_RATE
-                    await asyncio.sleep(FAST_STREAM_REST_SECONDS if is_fast else REST_SECONDS_MAX)
+                    await asyncio.sleep(FAST_STREAM_PAUSE_SECONDS if is_fast else PAUSE_SECONDS_MAX)
             else:
                 is_first = not count
                 await stream.wait_readable()
@@ -411,7 +412,7 @@ class Pipeline:
             self.stop.set()
 
     async def _guard_source(self, session: Session) -> None:
-        if session.dispatcher.stop_lsn == EVERYTHING:
+        if session.dispatcher.stop_lsn == LSN_MAX:
             async with connection(self._source) as plain:
                 await check_same_server_by_query(plain, session.server)
                 session.dispatcher.stop_lsn = await flush_wal(plain)
@@ -451,7 +452,7 @@ class Pipeline:
     @property
     def stored_lsn(self) -> Lsn:
         """The stored LSN up to which all changes are durable in the target."""
-        return NOTHING if self._session is None else self._session.position.stored_lsn
+        return INVALID_LSN if self._session is None else self._session.position.stored_lsn
 
     @property
     def silent_seconds(self) -> float:

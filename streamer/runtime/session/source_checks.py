@@ -33,7 +33,7 @@ from streamer.source.synchronous_commit import LISTED_SQL
 log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 5.0
-_PATIENCE_SQL: Final = "set lock_timeout = '1s'"
+_LOCK_TIMEOUT_SQL: Final = "set lock_timeout = '1s'"
 _COMMITS_WAIT_SQL: Final = f"select {LISTED_SQL} as is_listed"
 
 
@@ -50,7 +50,7 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
     )
     beats = partial(heartbeat.run, server=session.server, lag=session.lag)
     async with connection(source) as plain:
-        await plain.execute(_PATIENCE_SQL)
+        await plain.execute(_LOCK_TIMEOUT_SQL)
         async with asyncio.TaskGroup() as group:
             for name, run in (
                 ("heartbeat", beats),
@@ -83,13 +83,13 @@ async def _check_partitions(
             captures = source.ddl is DdlCapture.CAPTURE and (
                 (await read_capture(plain, source)).token is not None
             )
-            brings = captures and source.on_ddl[DdlKind.ATTACH_PARTITION] is OnDdl.APPLY
+            copies_rows = captures and source.on_ddl[DdlKind.ATTACH_PARTITION] is OnDdl.APPLY
             await report_partition_gaps(
                 bookkeeping,
                 plain,
                 relations.in_sync(),
                 columns_too=not captures,
-                attached=attached if brings else None,
+                attached=attached if copies_rows else None,
             )
     except SourceContentionError as exc:
         log.debug("the next check reads the partitions", source=source.label, reason=str(exc))

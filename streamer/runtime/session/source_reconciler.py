@@ -35,13 +35,13 @@ from streamer.source.server.database_encoding import read_conversion
 from streamer.source.slot_and_publications.ownership import mark_publications, unproven_rows
 from streamer.source.slot_and_publications.slot import ExportedSnapshot
 from streamer.source.timeline_branches import Branch
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
     from streamer.bookkeeping.sources import SourceRecord
     from streamer.mapping.rename_targets import Obstacle
 
-IS_JOURNAL: Final = "changes come from a journal, which is in text format"
+_JOURNAL_OBSTACLE: Final = "changes come from a journal, which is in text format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class SourceReconciler:
         source, services, guard = self.attempt.source, self.attempt.services, self.attempt.guard
         bookkeeping, relations = services.bookkeeping, self.tables.relations
         installation = await read_installation(bookkeeping)
-        has_position = self.record.acknowledged_lsn != NOTHING
+        has_position = self.record.acknowledged_lsn != INVALID_LSN
         owned_objects = await guard.owner.check_owner(
             plain,
             source,
@@ -124,7 +124,7 @@ class SourceReconciler:
     async def _register(
         self, plain: Connection, capture: SourceCapture, *, has_journal: bool
     ) -> tuple[Registrar, SourceMonitor]:
-        """Register the tables of the source; return the guard of the tables, too."""
+        """Register the tables of the source; return their registrar and the source's monitor."""
         source, services, tables = self.attempt.source, self.attempt.services, self.tables
         await self._forget_left_out(plain)
         mappings, definitions, unfollowed = await self._resolve(plain)
@@ -137,7 +137,7 @@ class SourceReconciler:
             services.bookkeeping,
             mappings,
             definitions,
-            known_obstacle=IS_JOURNAL if has_journal else self.attempt.binary_obstacle,
+            known_obstacle=_JOURNAL_OBSTACLE if has_journal else self.attempt.binary_obstacle,
         )
         conversion = None if transport.is_binary else await read_conversion(plain)
         publishing = Publishing(
@@ -155,7 +155,7 @@ class SourceReconciler:
     async def _forget_left_out(self, plain: Connection) -> None:
         """Forget relations that unapplied rules left out, even if the present rules map them again.
 
-        An operator leaves a table out to have the table copied anew.
+        An operator removes a table from the rules and adds the table again to get a new copy.
         """
         unapplied, bookkeeping = self.attempt.unapplied, self.attempt.services.bookkeeping
         present = [number for number, s in enumerate(unapplied) if s is self.attempt.source]
@@ -174,8 +174,8 @@ class SourceReconciler:
     ) -> tuple[
         Sequence[RelationMapping], dict[RelationName, SourceRelation], "dict[int, Obstacle]"
     ]:
-        """Let relations follow renamed tables. Return the tables of the source, and the obstacles
-        of relations that cannot follow.
+        """Rename relations whose table was renamed. Return the mapped tables of the source with
+        their definitions, and the obstacles of relations that cannot follow.
         """
         source, services = self.attempt.source, self.attempt.services
         bookkeeping, source_id = services.bookkeeping, self.record.source_id

@@ -14,7 +14,7 @@ from streamer.mapping.rules import RelationMapping
 from streamer.postgres.credentials import awaited_password
 from streamer.runtime.session.attempt import Attempt
 from streamer.runtime.tables.relations import resolve_at
-from streamer.source.reached_server import Place
+from streamer.source.reached_server import ServerIdentity
 
 PASSWORD_REPORT_SECONDS: Final = 1.0
 """How often `status` learns that a start waits for a password."""
@@ -61,7 +61,7 @@ class StartWaits:
                 if (awaited := awaited_password(self._source.url)) is not None:
                     await self.report(awaited, SourcePasswordError.code)
 
-    async def acquire_turn(self, server: Place) -> None:
+    async def acquire_turn(self, server: ServerIdentity) -> None:
         """Wait for the copy turn of a new source at *server*, if all its tables need a copy.
 
         The source has no slot yet: until the turn comes, a slot would retain WAL, and its snapshot

@@ -38,7 +38,7 @@ from streamer.source.connection import connection, require_configured
 from streamer.source.stream.feedback import SILENT_SECONDS
 from streamer.util.backoff import Backoff
 from streamer.util.containment import apart, contained
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 log = structlog.get_logger()
 
@@ -134,7 +134,7 @@ class Supervisor:
 
     @property
     def stored_lsn(self) -> Lsn:
-        return self.pipeline.stored_lsn if self.pipeline is not None else NOTHING
+        return self.pipeline.stored_lsn if self.pipeline is not None else INVALID_LSN
 
     def begin_anew(self) -> None:
         self._requested.set()

@@ -41,7 +41,7 @@ from streamer.source.connection import Connection
 from streamer.source.server.source_clock import SourceClock
 from streamer.target.fencing_token import FencingToken
 from streamer.target.foreign_key_groups import Groups, read_groups
-from streamer.util.lsn import EVERYTHING, Lsn
+from streamer.util.lsn import LSN_MAX, Lsn
 
 
 def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
@@ -303,7 +303,7 @@ class Relations:
 
     def remove(self, mapped: MappedRelation) -> Lane:
         """Remove a relation from the stream; return its lane, which may still hold changes."""
-        mapped.skip_through_lsn = EVERYTHING
+        mapped.skip_through_lsn = LSN_MAX
         del self._by_id[mapped.relation_id]
         del self._by_name[mapped.mapping.source]
         self._by_relid.clear()
@@ -319,7 +319,7 @@ class Relations:
 
     def awaits_copy(self, mapped: MappedRelation) -> bool:
         """Whether *mapped* needs a copy, or to be marked as synced, and is not paused."""
-        needs_copy = mapped.skip_through_lsn == EVERYTHING or mapped.state.follows
+        needs_copy = mapped.skip_through_lsn == LSN_MAX or mapped.state.follows
         return needs_copy and not mapped.state.is_paused
 
     def release_moved(self, lane: Lane) -> None:
@@ -335,7 +335,7 @@ class Relations:
         newer than all these changes. So such a relation is not behind; otherwise the copy and the
         stream could wait for each other.
         """
-        if mapped.skip_through_lsn == EVERYTHING:
+        if mapped.skip_through_lsn == LSN_MAX:
             return False
         former_lane = self.former_lane(mapped)
         lanes = [self._lanes[mapped], *([] if former_lane is None else [former_lane])]

@@ -26,7 +26,7 @@ from streamer.bookkeeping.relation_states import (
 from streamer.control.chunked_copy import ChunkedCopy
 from streamer.control.mass_delete import MassDelete
 from streamer.control.progress_tracker import ProgressTracker
-from streamer.control.resync_options import after_loss, has_own_past
+from streamer.control.resync_options import after_loss, keeps_deleted_rows
 from streamer.control.table_state import Need, State, TableState
 from streamer.copy.shared_copies import advise_resync, name_tables
 from streamer.decode.pgoutput import to_datetime
@@ -53,7 +53,7 @@ from streamer.target.connection import transaction
 from streamer.target.fencing_token import FencingToken
 from streamer.util.backoff import Backoff
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, LSN_MAX, Lsn
 
 log = structlog.get_logger()
 
@@ -76,7 +76,7 @@ class TableEvents:
         """*services*: the services for the holder of *fence*. *fail* ends the attempt."""
         self.source = source
         self.fence = fence
-        self.tracker = ProgressTracker(NOTHING)
+        self.tracker = ProgressTracker(INVALID_LSN)
         self.relations = Relations(source.label, services, self, health, self.tracker)
         self.lag = Lag(self.tracker, self.relations.clock)
         self.advanced = asyncio.Event()
@@ -184,8 +184,8 @@ class TableEvents:
                     **error.log_fields,
                     **({} if error.lsn is None else {"lsn": error.lsn}),
                 )
-            if (way := mapped.copy_remedy) is not None:
-                error.remedy = Remedy.of(error.remedy, "; " if error.remedy else "", way)
+            if (copy := mapped.copy_remedy) is not None:
+                error.remedy = Remedy.of(error.remedy, "; " if error.remedy else "", copy)
             report = ErrorReport.with_notes(error)
             await self._store_streaming_state(mapped, mapped.state.failing(report))
             if mapped.state.follows:  # the copy owns the state
@@ -370,7 +370,7 @@ class TableEvents:
             database=source.database,
             sid=source.sid,
         )
-        lost = ", with a gap in its past" if has_own_past(kind) else ""
+        lost = ", with a gap in its past" if keeps_deleted_rows(kind) else ""
         waiting = f"{count} changes{since}"
         self._unreached.add(mapped)
         mapped.copy_remedy = Remedy.of(
@@ -394,7 +394,7 @@ class TableEvents:
         for mapped in self.relations:
             state = mapped.state
             has_copy = state.need is Need.ROWS and not state.is_to_mark_synced
-            if has_copy and mapped.skip_through_lsn == EVERYTHING:
+            if has_copy and mapped.skip_through_lsn == LSN_MAX:
                 self.tracker.durable(self.relations.lane(mapped).pending, lsn)
         self.has_progress = True
         self.advanced.set()

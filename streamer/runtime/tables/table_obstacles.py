@@ -12,7 +12,7 @@ from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.tables.relations import Relations
 from streamer.target.catalog import Unlogged
-from streamer.util.lsn import EVERYTHING
+from streamer.util.lsn import LSN_MAX
 
 log = structlog.get_logger()
 
@@ -66,7 +66,7 @@ class Obstacles:
         for mapped in list(self._relations):
             names = unlogged.get(mapped.mapping.target)
             # Until the first copy ends, the copy reports an unfit target.
-            if names is None or mapped.skip_through_lsn == EVERYTHING:
+            if names is None or mapped.skip_through_lsn == LSN_MAX:
                 continue
             if mapped.obstacle is None or mapped in self._unlogged:
                 self._unlogged.add(mapped)

@@ -233,8 +233,8 @@ class BacklogGuard:
         is_idle = not retained.is_active and not self._was_active
         return is_idle and not (self.runner is not None and self.runner.runs_elsewhere)
 
-    async def _is_ours(self, plain: Connection) -> bool:
-        """Whether this installation owns the slot; log the reason for doubt once."""
+    async def _verify_ownership(self, plain: Connection) -> bool:
+        """Return whether this installation owns the slot; store and log the obstacle once."""
         try:
             await self.owner.verify(plain, self.source)
         except SourceTakenError as exc:
@@ -265,7 +265,7 @@ class BacklogGuard:
                 )
             return
         self._logged_open_transaction = False
-        if not await self._is_ours(plain):
+        if not await self._verify_ownership(plain):
             return
         if policy is OnMaxRetainedWal.DROP:
             await self._give_up(retained, limit)

@@ -14,7 +14,7 @@ from streamer.source.journal.journal_files import Journal
 from streamer.source.stream.feedback import FAR_BYTES, Feedback, FeedbackTimes
 from streamer.source.stream.replication_stream import ReplicationStream
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import NOTHING
+from streamer.util.lsn import INVALID_LSN
 from streamer.util.waiting import in_thread, wait_for_event
 
 GROUP_SECONDS: Final = 0.05
@@ -51,7 +51,7 @@ class Journaler:
             stream,
             FeedbackTimes.of(label, wal_sender_timeout_seconds),
             # none of these changes is visible in the target yet
-            lambda: (journal.end_lsn, NOTHING),
+            lambda: (journal.end_lsn, INVALID_LSN),
             lambda: gatherer.size <= UNWRITTEN_BYTES_MAX,
         )
         self._arrived = asyncio.Event()

@@ -53,11 +53,11 @@ from streamer.source.server.primaries_after_failover import require_successor
 from streamer.source.server.timeline import check_same_server_by_query, read_branch, read_timeline
 from streamer.source.slot_and_publications.slot import check_slot, read_slot, sync_slot_name
 from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
-from streamer.source.timeline_branches import Branch, KnownPlace, common_end
+from streamer.source.timeline_branches import Branch, KnownServer, common_end
 from streamer.util.backoff import Backoff
 from streamer.util.containment import contained
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 from streamer.util.waiting import in_thread
 
 log = structlog.get_logger()
@@ -81,7 +81,7 @@ def judge(acknowledged_lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, confirmed_lsn: Ls
     The target contains all changes up to *acknowledged_lsn*, the journal all from *start_lsn* to
     *end_lsn*, and the slot all from *confirmed_lsn* on. Pure.
     """
-    if acknowledged_lsn == NOTHING:  # an empty target begins with the oldest change
+    if acknowledged_lsn == INVALID_LSN:  # an empty target begins with the oldest change
         acknowledged_lsn = start_lsn
     if start_lsn <= acknowledged_lsn and confirmed_lsn <= end_lsn:
         return Verdict.READ
@@ -107,7 +107,7 @@ class Journaling:
         self._active = asyncio.Event()
         self._begun = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
-        self._server = KnownPlace()
+        self._server = KnownServer()
         self.is_beside = False
         """Whether the journal reads a copy of the slot, because the pipeline reads the slot."""
         self.flushed: asyncio.Event | None = None
@@ -297,7 +297,7 @@ class Journaling:
         journal = self.journal
         require_successor(self.source, server, self._server)
         if journal is not None:
-            fork_lsn = common_end(journal.branch, branch) or NOTHING
+            fork_lsn = common_end(journal.branch, branch) or INVALID_LSN
             end_lsn = min(journal.end_lsn, fork_lsn)
             check_same_history(server, journal.identity.system_identifier, end_lsn)
             if journal.changes_end_lsn > fork_lsn:
@@ -386,7 +386,7 @@ class Journaling:
                 f'the journal of "{self.source.label}" has not begun: '
                 f"{'another program reads the slot' if self.error is None else self.error.text}"
             ) from None
-        self._server = KnownPlace(server.system_identifier, branch)
+        self._server = KnownServer(server.system_identifier, branch)
         journal = self.journal
         slot = await read_slot(plain, self.source.slot)
         if slot is None or slot.confirmed_flush_lsn is None:

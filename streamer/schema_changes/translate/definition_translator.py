@@ -519,8 +519,8 @@ class DefinitionTranslator:
             return [f"{self._alter} {alter} {typed}"]
         # A source's own types have only casts to and from text.
         is_own = "." in present.type or "." in column.type
-        way = "text::" if is_own and column.type != "text" else ""
-        value = f"{quoted}::{way}{column.type}"
+        cast = "text::" if is_own and column.type != "text" else ""
+        value = f"{quoted}::{cast}{column.type}"
         first, last = self._defaults(name, column)
         parts = [*first, f"{typed} using {value}", *last] if is_own else [f"{typed} using {value}"]
         statement = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"

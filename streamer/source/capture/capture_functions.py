@@ -35,7 +35,7 @@ SECRET: Final = "secret"
 """The materialized view with the token: no publication can publish a materialized view."""
 PLACE: Final = "place"
 """An unlogged table, which no publication can publish."""
-PATIENCE_MS: Final = 100
+LOCK_TIMEOUT_MS: Final = 100
 """The maximum time in milliseconds that a command of the application waits for the lock of a table
 to describe.
 """
@@ -61,7 +61,7 @@ _PLANS: Final = {
 _OTHERS: Final = {
     "standard_conforming_strings": "on",
     "escape_string_warning": "off",
-    "lock_timeout": f"{PATIENCE_MS}ms",
+    "lock_timeout": f"{LOCK_TIMEOUT_MS}ms",
 }
 # The client chooses the encoding, and the functions convert messages. The functions do not depend
 # on the server's language, and read no time.

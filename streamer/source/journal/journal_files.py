@@ -39,7 +39,7 @@ from streamer.source.journal.journal_records import (
 )
 from streamer.source.timeline_branches import Branch, common_end
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, LSN_MAX, Lsn
 from streamer.util.owned_directory import make_private
 
 _SUFFIX: Final = ".journal"
@@ -210,7 +210,7 @@ class Journal:
         """The end of the changes. After this end the journal contains only positions that the
         source reached.
         """
-        last_lsn = NOTHING if self.last is None else self.last.end_lsn
+        last_lsn = INVALID_LSN if self.last is None else self.last.end_lsn
         return max(last_lsn, self._segments[-1].start_lsn)
 
     def turn(self, branch: Branch) -> None:
@@ -220,10 +220,10 @@ class Journal:
         the branch contains changes there. Raises SpoolError.
         """
         fork_lsn = common_end(self.branch, branch)
-        if fork_lsn == EVERYTHING:
+        if fork_lsn == LSN_MAX:
             return
         with _saying(self.path):
-            self._cut_positions(fork_lsn or NOTHING)
+            self._cut_positions(fork_lsn or INVALID_LSN)
             self._begin_segment((), branch)
 
     def _cut_positions(self, lsn: Lsn) -> None:

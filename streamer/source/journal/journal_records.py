@@ -21,7 +21,7 @@ from typing import Final, Self
 from streamer.decode.large_values import as_message
 from streamer.source.history_check import CommittedTransaction
 from streamer.source.timeline_branches import Branch
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 FORMAT: Final = 2
 
@@ -53,7 +53,7 @@ class Record:
 
     kind: Kind
     body: bytes = b""
-    lsn: Lsn = NOTHING
+    lsn: Lsn = INVALID_LSN
     xid: int = 0
     commit_time: int = 0
 

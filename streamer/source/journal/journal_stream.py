@@ -15,7 +15,7 @@ from streamer.source.journal.journal_records import Kind, unpack
 from streamer.source.stream.replication_stream import BURST_BYTES_MAX, Burst
 from streamer.source.timeline_branches import Branch, common_end, is_continued
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 
 class JournalStream:
@@ -83,7 +83,7 @@ class JournalStream:
                 "`run`, and resync the tables that `status` then names",
             )
         record, offset = result
-        if record.lsn > (common_end(self._segment.branch, self._branch) or NOTHING):
+        if record.lsn > (common_end(self._segment.branch, self._branch) or INVALID_LSN):
             raise _another_branch(self._segment.branch)
         self._offset = offset
         match record.kind:

@@ -25,9 +25,9 @@ from streamer.source.connection import (
     put_host_first,
     require_configured,
 )
-from streamer.source.reached_server import PLACE_SQL, place_of
+from streamer.source.reached_server import IDENTITY_SQL, identity_of
 from streamer.source.server.timeline import read_branch
-from streamer.source.timeline_branches import Branch, KnownPlace, is_same_or_continued
+from streamer.source.timeline_branches import Branch, KnownServer, is_same_or_continued
 from streamer.util.repeated_notices import end_notice, give_notice
 
 log = structlog.get_logger()
@@ -80,7 +80,7 @@ async def _read_primary(source: SourceMapping, host: tuple[str, str]) -> Primary
         return None
 
 
-def choose(primaries: Sequence[Primary], stored: KnownPlace) -> Primary | None:
+def choose(primaries: Sequence[Primary], stored: KnownServer) -> Primary | None:
     """Return the primary with the newest branch that continues the stored history, if any.
 
     Pure.
@@ -96,7 +96,7 @@ def choose(primaries: Sequence[Primary], stored: KnownPlace) -> Primary | None:
     return max(primaries, key=rank, default=None)
 
 
-async def prefer_newest(source: SourceMapping, stored: KnownPlace) -> list[Primary]:
+async def prefer_newest(source: SourceMapping, stored: KnownServer) -> list[Primary]:
     """Make connections to *source* try the newest primary first; return all primaries."""
     primaries = await read_primaries(source)
     chosen = choose(primaries, stored)
@@ -115,7 +115,7 @@ async def prefer_newest(source: SourceMapping, stored: KnownPlace) -> list[Prima
     return primaries
 
 
-def require_successor(source: SourceMapping, server: SourceServer, stored: KnownPlace) -> None:
+def require_successor(source: SourceMapping, server: SourceServer, stored: KnownServer) -> None:
     """Refuse a server with an older timeline than *stored*. Raises SourceOldPrimaryError.
 
     A timeline has a higher number than every ancestor.
@@ -136,7 +136,7 @@ def require_successor(source: SourceMapping, server: SourceServer, stored: Known
 
 
 async def require_server_of_run(
-    source: SourceMapping, plain: Connection, stored: KnownPlace
+    source: SourceMapping, plain: Connection, stored: KnownServer
 ) -> None:
     """Refuse any server but the server from which `run` streams. Raises SourceElsewhereError.
 
@@ -144,16 +144,17 @@ async def require_server_of_run(
     """
     if stored.system_identifier is None or stored.branch is None:
         return
-    place = stored.system_identifier, stored.branch.timeline, 0
+    expected = stored.system_identifier, stored.branch.timeline, 0
     try:
-        row = await fetch_one(plain, PLACE_SQL)
+        row = await fetch_one(plain, IDENTITY_SQL)
     except psycopg.errors.InsufficientPrivilege:
         return
-    reached = place_of(row["systemid"], row["segment"], row["started"], place)
-    if reached != place:
+    reached = identity_of(row["systemid"], row["segment"], row["started"], expected)
+    if reached != expected:
         raise SourceElsewhereError(
             f'source "{source.label}": this command reached another server than `run`: system '
-            f"identifier {reached[0]} and timeline {reached[1]}, not {place[0]} and {place[1]}",
+            f"identifier {reached[0]} and timeline {reached[1]}, not {expected[0]} and "
+            f"{expected[1]}",
             hint="stop an old primary, or correct the hosts of the url; after a failover, wait "
             "until `run` streams from the new primary",
         )

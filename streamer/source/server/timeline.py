@@ -12,7 +12,13 @@ import psycopg
 from streamer.errors.error_classes import SourceConnectionError
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, fetch_one
-from streamer.source.reached_server import PLACE_SQL, STARTED_SQL, Place, find_difference, place_of
+from streamer.source.reached_server import (
+    IDENTITY_SQL,
+    STARTED_SQL,
+    ServerIdentity,
+    find_difference,
+    identity_of,
+)
 from streamer.source.timeline_branches import Branch
 
 
@@ -49,7 +55,7 @@ async def check_same_server(connection: Connection, server: SourceServer) -> Non
     """
     row = await fetch_one(connection, "IDENTIFY_SYSTEM")
     started = server.started and await _read_started(connection)
-    _require_same(server.place, (str(row["systemid"]), int(row["timeline"]), started))
+    _require_same(server.identity, (str(row["systemid"]), int(row["timeline"]), started))
 
 
 async def check_same_server_by_query(connection: Connection, server: SourceServer) -> None:
@@ -59,20 +65,20 @@ async def check_same_server_by_query(connection: Connection, server: SourceServe
     Raises SourceConnectionError.
     """
     try:
-        row = await fetch_one(connection, PLACE_SQL)
+        row = await fetch_one(connection, IDENTITY_SQL)
     except psycopg.errors.InsufficientPrivilege:
-        expected = server.place
+        expected = server.identity
         started = server.started and await _read_started(connection)
         _require_same(expected, (expected[0], expected[1], started))
         return
-    reached = place_of(row["systemid"], row["segment"], row["started"], server.place)
-    _require_same(server.place, reached)
+    reached = identity_of(row["systemid"], row["segment"], row["started"], server.identity)
+    _require_same(server.identity, reached)
 
 
 async def _read_started(connection: Connection) -> int:
     return int((await fetch_one(connection, f"select {STARTED_SQL} as started"))["started"])
 
 
-def _require_same(expected: Place, reached: Place) -> None:
+def _require_same(expected: ServerIdentity, reached: ServerIdentity) -> None:
     if difference := find_difference(expected, reached):
         raise SourceConnectionError(difference)

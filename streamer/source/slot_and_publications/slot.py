@@ -36,7 +36,7 @@ from streamer.source.server.primary_of_standby import (
 )
 from streamer.source.server.timeline import check_same_server, check_same_server_by_query
 from streamer.source.server.wait_limits import Report, read_blockers
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 CHECK_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 900.0
@@ -266,7 +266,7 @@ def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str
     The target stores each position before the source receives the position. For a slot created
     beforehand, the target has no position yet. Pure.
     """
-    if acknowledged_lsn == NOTHING or confirmed_lsn <= acknowledged_lsn:
+    if acknowledged_lsn == INVALID_LSN or confirmed_lsn <= acknowledged_lsn:
         return None
     return (
         f'replication slot "{name}" is at {confirmed_lsn}, ahead of the target, which has changes '

@@ -15,7 +15,7 @@ from streamer.source.slot_and_publications.publication import (
     drop_publications_sql,
 )
 from streamer.source.slot_and_publications.slot import Slot, drop_own_slot_sql, drop_slot, read_slot
-from streamer.source.timeline_branches import KnownPlace
+from streamer.source.timeline_branches import KnownServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Teardown:
 
 
 async def teardown_source(
-    source: SourceMapping, installation: str | None, stored: KnownPlace
+    source: SourceMapping, installation: str | None, stored: KnownServer
 ) -> Teardown:
-    """Drop streamer's slot and publications, if present. *stored*: the place from which streamer
+    """Drop streamer's slot and publications, if present. *stored*: the server from which streamer
     streamed.
 
     Objects of installations other than *installation* stay, as do slots of foreign programs and

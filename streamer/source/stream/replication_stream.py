@@ -6,8 +6,7 @@ pgoutput message). The source also sends primary keepalives (``k``: int64 end of
 int8 reply requested). streamer sends standby status updates (``r``: int64 received, int64 flushed,
 int64 applied, int64 time, int8 reply requested).
 
-Only this module uses psycopg.pq. Reading never blocks the event loop, and waits only for the
-source.
+Reading never blocks the event loop, and waits only for the source.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ from streamer.source.connection import (
 from streamer.source.server.timeline import check_same_server
 from streamer.source.slot_and_publications.slot import copy_slot
 from streamer.source.stream.libpq import FUNCTIONS, address_of
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
     from streamer.compiled._compiled import FrameReader
@@ -158,8 +157,8 @@ class ReplicationStream:
         self._frames = _frame_reader(connection)
         self._has_ended = False
         """Whether a read has raised the error that ended the stream."""
-        self.start_lsn = NOTHING
-        self.received_lsn = NOTHING
+        self.start_lsn = INVALID_LSN
+        self.received_lsn = INVALID_LSN
         self.last_message_at = time.monotonic()
         """The time of the source's last message, on the clock of `time.monotonic`."""
 

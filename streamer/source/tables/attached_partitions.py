@@ -103,7 +103,7 @@ _PAGES_SQL: Final = """
 select coalesce(pg_catalog.pg_relation_size({oid}::oid), 0)
          / pg_catalog.current_setting('block_size')::int8 as pages
 """
-_PATIENCE_SQL: Final = "set local lock_timeout = '100ms'"
+_LOCK_TIMEOUT_SQL: Final = "set local lock_timeout = '100ms'"
 
 
 async def read_leaves(
@@ -141,7 +141,7 @@ async def read_leaves(
 async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
     """Return the number of pages of a partition: 0 if it was dropped, None if it is locked."""
     # One message, and so one transaction: parallel tasks use the connection between messages.
-    sql = f"{_PATIENCE_SQL}; {_PAGES_SQL.format(oid=int(leaf.oid))}"
+    sql = f"{_LOCK_TIMEOUT_SQL}; {_PAGES_SQL.format(oid=int(leaf.oid))}"
     try:
         cursor = await connection.execute(sql.encode())
     except psycopg.errors.LockNotAvailable:
@@ -172,7 +172,7 @@ async def had_rows(connection: Connection, leaf: Leaf) -> bool | None:
     old_rows = _OLD_ROWS_SQL.format(
         relation=relation, joins=joins, name=quote_literal(relation), oid=int(leaf.oid)
     )
-    sql = f"{_PATIENCE_SQL}; {old_rows}"
+    sql = f"{_LOCK_TIMEOUT_SQL}; {old_rows}"
     try:
         cursor = await connection.execute(sql.encode())
         cursor.nextset()

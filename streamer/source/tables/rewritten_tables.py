@@ -126,7 +126,7 @@ select exists (select from only {{relation}} r
                 where a.attrelid = c.oid and a.attnum > 0 and a.xmin = c.xmin) as has_column
 from pg_catalog.pg_class c where c.oid = {{oid}}::oid and c.oid = pg_catalog.to_regclass({{name}})
 """
-_PATIENCE_SQL: Final = "set local lock_timeout = '100ms'"
+_LOCK_TIMEOUT_SQL: Final = "set local lock_timeout = '100ms'"
 
 
 async def read_stored_tables(
@@ -177,7 +177,7 @@ async def is_rewritten(
     sign = _SIGN_SQL.format(relation=relation, name=quote_literal(relation), oid=int(table.oid))
     # One message, and so one transaction: parallel tasks use the connection between messages.
     try:
-        cursor = await connection.execute(f"{_PATIENCE_SQL}; {sign}".encode())
+        cursor = await connection.execute(f"{_LOCK_TIMEOUT_SQL}; {sign}".encode())
         cursor.nextset()
         row = await cursor.fetchone()
     except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):

@@ -1,4 +1,4 @@
-"""When a reader pauses, and when the whole event loop sleeps."""
+"""When a reader pauses, and when the event loop blocks."""
 
 import asyncio
 import math
@@ -11,7 +11,7 @@ import pytest
 from streamer.runtime.session import pipeline
 from streamer.runtime.session.pipeline import Pipeline
 from streamer.source.stream.replication_stream import Burst
-from streamer.util.waiting import rest
+from streamer.util.waiting import block_event_loop
 
 
 class Ended(Exception):
@@ -65,7 +65,7 @@ async def pauses_after(
 
     monkeypatch.setattr(time, "thread_time", lambda: next(clock) * used)
     monkeypatch.setattr(pipeline, "FAST_STREAM_RATE", 0 if is_fast else math.inf)
-    monkeypatch.setattr(pipeline, "rest", record)
+    monkeypatch.setattr(pipeline, "block_event_loop", record)
     monkeypatch.setattr(asyncio, "sleep", record)
     session = SimpleNamespace(
         stream=Stream([Burst(list(payloads)) for payloads in bursts], pauses),
@@ -116,11 +116,11 @@ async def test_no_pause_while_commits_at_the_source_wait(monkeypatch: pytest.Mon
     assert await pauses_after(monkeypatch, [WHOLE, WHOLE], is_awaited=True) == [None, None]
 
 
-async def test_a_rest_comes_after_the_callbacks_that_are_ready_and_rests_overlap() -> None:
+async def test_the_loop_blocks_after_callbacks_that_are_ready_and_the_times_overlap() -> None:
     events: list[str] = []
     asyncio.get_running_loop().call_soon(events.append, "ready before")
     began = time.monotonic()
-    await asyncio.gather(rest(0.2), rest(0.2), rest(0.2))
+    await asyncio.gather(block_event_loop(0.2), block_event_loop(0.2), block_event_loop(0.2))
     seconds = time.monotonic() - began
     assert events == ["ready before"]
     assert 0.2 <= seconds < 0.6

@@ -18,11 +18,11 @@ from streamer.target.add_columns import TypeKey
 
 FindSource: TypeAlias = Callable[[str, str | None], SourceMapping | None]
 
-PATIENCE_SECONDS: Final = 1.0
+LOCK_TIMEOUT_SECONDS: Final = 1.0
 """How long the description of a table waits for its lock; the lane tries again later."""
 
 
-class SourceQuestions:
+class SourceQueries:
     """Queries the source of a database and sid; *find* returns None for a removed source."""
 
     def __init__(self, find: FindSource, sources: IdleConnections) -> None:
@@ -72,5 +72,5 @@ class SourceQuestions:
         if (source := self._find(database, sid)) is None:
             return None
         async with self._sources.connection(source) as plain:
-            await set_lock_timeout(plain, PATIENCE_SECONDS)
+            await set_lock_timeout(plain, LOCK_TIMEOUT_SECONDS)
             return await read_present(plain, source, name)
