@@ -41,7 +41,7 @@ from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.mapping.scope import ALL, Scope
 from streamer.postgres.conninfo import reach_hint
-from streamer.report.problem_facts import source_of_row
+from streamer.report.problem_facts import shown_state, source_of_row
 from streamer.report.problems import Problem, ProblemKind, of_mapping, of_source, of_target
 from streamer.runtime.target_health import TargetHealth, check_once
 from streamer.runtime.wal_retention.backlog_level import Backlog
@@ -174,6 +174,10 @@ class SourceStatus:
     @property
     def label(self) -> str:
         return SourceLabel(self.database, self.sid)
+
+    def state_of_table(self, table: TableStatus) -> str:
+        """Return the state of a table of this source, as lists and counts show the state."""
+        return shown_state(self.state, table.state, table.wait)
 
     @property
     def problems(self) -> list[Problem]:

@@ -28,7 +28,6 @@ from streamer.commands.terminal_table import ListingColumn, print_lines, table_l
 from streamer.copy.turn_waits import STARTING_SPARK
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
-from streamer.report.problem_facts import shown_state
 from streamer.report.problems import Problem
 from streamer.runtime.target_health import TargetHealth
 from streamer.util.quantities import format_bytes, format_latency
@@ -71,8 +70,8 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
         lines += [Text(), Text("Problems:", "bold"), *problems]
     for status in ordered:
         lines += [Text(), _heading(status)]
-        if tables := in_order_of_need(status.tables):
-            lines += table_lines(_COLUMNS, tables, width)
+        if tables := in_order_of_need(status):
+            lines += table_lines(_columns(status), tables, width)
     return lines
 
 
@@ -90,7 +89,7 @@ def _summary(report: StatusReport) -> Text:
     text = Text()
     for noun, states in (
         ("source", [status.state for status in report.sources]),
-        ("table", [s for status in report.sources for s in _states_of_tables(status)]),
+        ("table", [s.state_of_table(table) for s in report.sources for table in s.tables]),
     ):
         text.append(f"{len(states)} {noun}{'' if len(states) == 1 else 's'}", "bold")
         counts = sorted(Counter(states).items(), key=lambda item: STATE_STYLES.get(item[0], ""))
@@ -99,10 +98,6 @@ def _summary(report: StatusReport) -> Text:
             text.append(f"{count} ").append(state, STATE_STYLES.get(state, ""))
         text.append("; ")
     return text.append(_attention(summarize(report)))
-
-
-def _states_of_tables(status: SourceStatus) -> list[str]:
-    return [shown_state(status.state, table.state, table.wait) for table in status.tables]
 
 
 def _attention(summary: dict[str, Any]) -> str:
@@ -154,17 +149,18 @@ def _heading(status: SourceStatus) -> Text:
     return title
 
 
-_COLUMNS: Final[Sequence[ListingColumn[TableStatus]]] = (
-    ListingColumn("table", lambda row: row.source),
-    ListingColumn("state", lambda row: _table_state(row)),
-    ListingColumn("held", lambda row: _held(row), 1),
-    ListingColumn("target", lambda row: row.target, 4),
-    ListingColumn("type", lambda row: row.type, 3),
-    ListingColumn("copied", lambda row: _copied(row), 2),
-    ListingColumn("position", lambda row: row.end_lsn, 5),
-    ListingColumn("transport", lambda row: row.transport, 6),
-    ListingColumn("verified (UTC)", lambda row: (row.verified_at or "")[:16].replace("T", " "), 7),
-)
+def _columns(status: SourceStatus) -> Sequence[ListingColumn[TableStatus]]:
+    return (
+        ListingColumn("table", lambda row: row.source),
+        ListingColumn("state", lambda row: _table_state(status, row)),
+        ListingColumn("held", _held, 1),
+        ListingColumn("target", lambda row: row.target, 4),
+        ListingColumn("type", lambda row: row.type, 3),
+        ListingColumn("copied", _copied, 2),
+        ListingColumn("position", lambda row: row.end_lsn, 5),
+        ListingColumn("transport", lambda row: row.transport, 6),
+        ListingColumn("verified (UTC)", lambda r: (r.verified_at or "")[:16].replace("T", " "), 7),
+    )
 
 
 def as_json_object(report: StatusReport) -> dict[str, Any]:
@@ -195,9 +191,11 @@ def _state(state: str) -> Text:
     return Text(state, STATE_STYLES.get(state, ""))
 
 
-def _table_state(row: TableStatus) -> Text:
-    waits = row.wait is not None and not row.wait.is_turn
-    return Text(row.state, "yellow" if waits else STATE_STYLES.get(row.state, ""))
+def _table_state(status: SourceStatus, row: TableStatus) -> Text:
+    state = _state(status.state_of_table(row))
+    if row.wait is not None and not row.wait.is_turn:
+        state.style = "yellow"
+    return state
 
 
 def _copied(row: TableStatus) -> str:

@@ -1,6 +1,5 @@
 """The problems of a status, as the commands show them: see `streamer.report.problems`."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus, read_report
@@ -16,9 +15,13 @@ def find_problems(status: SourceStatus) -> list[Problem]:
     return needs_operator(status.problems)
 
 
-def in_order_of_need(tables: Iterable[TableStatus]) -> list[TableStatus]:
+def in_order_of_need(status: SourceStatus) -> list[TableStatus]:
     """Return tables with an error first, then those that are not ready, then by name."""
-    return sorted(tables, key=lambda t: (not t.error, t.state == "ready", t.source))
+
+    def rank(table: TableStatus) -> tuple[bool, bool, str]:
+        return not table.error, status.state_of_table(table) == "ready", table.source
+
+    return sorted(status.tables, key=rank)
 
 
 def only_problems(report: StatusReport) -> StatusReport:

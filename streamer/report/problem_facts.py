@@ -134,7 +134,7 @@ Row = Mapping[str, Any]
 WITHOUT_STREAM: Final = "without a stream"
 """A table that was ready when its source streamed last."""
 WAITING: Final = "waiting"
-"""A table in sync whose changes wait, such as for a lock."""
+"""A table in sync whose changes wait, such as for a lock. Problems of waits have this label."""
 
 
 def shown_state(source_state: str, table_state: str, wait: TableWait | None) -> str:

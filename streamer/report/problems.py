@@ -14,7 +14,7 @@ from streamer.errors.error_classes import GUIDES, RUNBOOKS, ComparisonError, Con
 from streamer.errors.error_reports import ErrorReport, is_retried, runbook_address
 from streamer.errors.remedies import CONTINUES, Command, Remedy, Sql, at_target, run
 from streamer.mapping.rules import SourceLabel
-from streamer.report.problem_facts import ReportedSource, ReportedTable, ReportedTarget
+from streamer.report.problem_facts import WAITING, ReportedSource, ReportedTable, ReportedTarget
 from streamer.util.quantities import format_bytes, format_latency
 
 OVERDUE_SECONDS: Final = 5.0
@@ -252,7 +252,7 @@ def of_target(target: ReportedTarget) -> Iterator[Problem]:
     elif (wait := target.wait) is not None:
         yield _problem(
             ProblemKind.TARGET_WAIT, subject, Severity.ERROR, wait.text,
-            _continuing(wait.remedy), state="waiting",
+            _continuing(wait.remedy), state=WAITING,
         )  # fmt: skip
 
 
@@ -419,7 +419,8 @@ class _TableRules:
     ) -> Problem:
         return _problem(
             kind, self._subject, severity, text, remedy,
-            error=error, code=code, state=self._table.state, choices=choices,
+            error=error, code=code, choices=choices,
+            state=WAITING if kind is ProblemKind.WAIT else self._table.state,
         )  # fmt: skip
 
     def _state_problems(self) -> Iterator[Problem]:

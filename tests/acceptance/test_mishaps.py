@@ -169,6 +169,9 @@ def test_05_locked_table(site: Site) -> None:
         pid = other.info.backend_pid
         remedy = site.sees(f"pid {pid}", rf"select pg_terminate_backend\({pid}\)")
         assert f"pid {pid}" in run_block(site.config, "source-lags#1")
+        row = re.search(r'<tr [^>]*id="table/shop/public\.t".*?</tr>', site.view("page"), re.DOTALL)
+        assert row is not None
+        assert '<span class="state warning">waiting</span>' in row[0]
         site.target.execute(remedy)
         site.is_mended()
         # The button on the page does the same.

@@ -1,13 +1,15 @@
 """The page has the same grid and form for all numbers, times and causes."""
 
+import html
 import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from streamer.admin.live import status_reader
-from streamer.admin.page.number_text import NO_VALUE
+from streamer.admin.page.number_text import NO_VALUE, state_kind, state_word
 from streamer.errors.error_classes import TargetConnectionError, UnreadyError
+from streamer.errors.error_reports import TableWait
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.admin.test_page import ONE_SOURCE, USERS, a_table, log_in, row_of, show
@@ -166,3 +168,57 @@ async def test_a_target_that_is_away_is_one_problem(
         assert "problem bad" not in page
         source = (await client.get("/source?database=shop")).text
         assert '<span class="state quiet">waits for the target</span>' in source
+
+
+async def test_badge_filter_and_counts_show_the_state_of_the_heading(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = TableWait("its turn", is_turn=True)
+    tables = (
+        a_table("free"),
+        a_table("turn", waiting_for=turn.text, wait=turn.to_json()),
+        a_table("locked", waiting_for="a lock"),
+        a_table("held", state="paused"),
+        a_table("retried", state="init", error="no space", waiting_for="a lock"),
+    )
+    streams = {
+        "ready": ["free", "turn"], "waiting": ["locked"], "paused": ["held"], "init": ["retried"],
+    }  # fmt: skip
+    stands = {"without a stream": ["free", "locked", "turn"], "paused": ["held"]}
+    assert state_kind("waiting") == "warning"
+    async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
+        for state, names in (("streaming", streams), ("unreachable", stands)):
+            # WHEN a table waits for a lock, and a table for its turn
+            show(admin, monkeypatch, *tables, state=state)
+            # THEN heading, links with counts, lists and badges have the same words
+            for path in ("/", "/source?database=shop", "/?view=wall"):
+                page = (await client.get(path)).text
+                for word, expected in names.items():
+                    count = len(expected)
+                    noun = "table" if count == 1 else "tables"
+                    heading = f"{count} {noun} {state_word(word)}"
+                    assert heading in page or path.startswith("/source"), (path, word)
+                    if "wall" in path and word == "ready":
+                        assert "2 of 5 ready" in page
+                        continue
+                    listed = (await client.get(link_of(page, state_word(word), count))).text
+                    rows = re.findall(r'<tr role="row" id="table/shop/public\.(\w+)"', listed)
+                    assert sorted(rows) == expected, (path, word)
+                    assert all(badge(word) in row_of(listed, f"public.{name}") for name in expected)
+            for word, expected in names.items():
+                for name in expected:
+                    address = f"/table?database=shop&name=public.{name}"
+                    page = (await client.get(address, headers={"X-Refresh": "1"})).text
+                    assert f"</h1> {badge(word)}" in page
+
+
+def badge(state: str) -> str:
+    """Return the mark-up of a state that the page is certain of."""
+    return f'<span class="state {state_kind(state)}">{state_word(state)}</span>'
+
+
+def link_of(page: str, word: str, count: int) -> str:
+    """Return the address of the link that chooses tables by state and shows their number."""
+    link = re.search(rf'<a [^>]*?href="([^"]+)"[^>]*>(?:{word} {count}|{count} {word})</a>', page)
+    assert link is not None, (word, count)
+    return html.unescape(link[1])

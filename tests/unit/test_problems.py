@@ -422,6 +422,7 @@ async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
     reason = reason_of(own)
     assert (reason["severity"], reason["hint"]) == (problem.severity, remedy or "")
     assert (reason["error"], reason["runbook"]) == (problem.sentence, problem.runbook)
+    assert fact.kind is not ProblemKind.WAIT or reason["state"] == problem.state == "waiting"
     assert sum(count_problems([own]).values()) == int(is_shown)
     with capture_logs() as logs:
         ProblemLog(list).log_changes([own])

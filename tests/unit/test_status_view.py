@@ -102,6 +102,8 @@ def test_a_table_is_ready_only_while_its_source_streams() -> None:
     assert summary_of_page([status.to_json() for status in tables]) == (
         "1 of 2 sources stream, 1 table ready, 1 table without a stream"
     )
+    rows = [line.partition("  clone")[0].split() for line in shown(tables) if "clone" in line]
+    assert rows == [["a", "without", "a", "stream", "a"], ["a", "ready", "a"]]
 
 
 def test_a_table_that_waits_for_a_lock_is_not_ready() -> None:
@@ -110,11 +112,18 @@ def test_a_table_that_waits_for_a_lock_is_not_ready() -> None:
     status = source("eu", "streaming", waits, turn)
     assert "2 tables: 1 ready, 1 waiting" in shown([status])[0]
     assert summary_of_page([status.to_json()]) == "1 source streams, 1 table ready, 1 table waiting"
-    styles = {
-        line.plain.split()[0]: {span.style for span in line.spans}
-        for line in render_lines(report([source("eu", "streaming", waits, turn)]))[-2:]
-    }
-    assert styles == {"a": {"yellow"}, "b": {"green"}}
+    assert "  shop:eu a (waiting): waits for a lock" in "\n".join(shown([status]))
+    rows = [
+        (*line.plain.split()[:2], *{span.style for span in line.spans})
+        for line in render_lines(report([status]))[-2:]
+    ]
+    assert rows == [("a", "waiting", "yellow"), ("b", "ready", "green")]
+
+
+def test_a_table_that_waits_is_listed_before_ready_tables() -> None:
+    waits = replace(table("z"), wait=TableWait("a lock"))
+    lines = shown([source("eu", "streaming", table("a"), waits)])
+    assert [line.split()[0] for line in lines[-2:]] == ["z", "a"]
 
 
 def test_replicas_run_sources_also_while_the_mapping_is_not_known() -> None:

@@ -117,9 +117,6 @@ def _line(source: Row, causes: Sequence[Problem]) -> SourceLine:
     label = SourceLabel(source["database"], source["sid"])
     problems = [shown(problem) for problem in remaining_problems(source, causes)]
     shown_state = state_of_source(source, causes)
-    states = Counter(
-        "queued" if status_view.is_queued(table) else table["state"] for table in tables
-    )
     copies = status_view.copy_progress([source])
     waiting_for = source.get("waiting_for")
     row = {
@@ -143,7 +140,7 @@ def _line(source: Row, causes: Sequence[Problem]) -> SourceLine:
         "waiting_for": waiting_for,
         "process": source.get("process"),
         "table_count": len(tables),
-        "states": dict(states),
+        "states": status_view.count_states([source]),
         "copied_share": copies["share"] if copies else None,
         "seconds_left": copies["seconds_left"] if copies else None,
         "copies": copies,

@@ -1,5 +1,6 @@
 """Status, draft and plan in the shape that templates read. Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -27,7 +28,10 @@ TABLES_MAX: Final = 40
 _UNDER_WAY: Final = ("copying", "catching_up", "init")
 
 
-FILTER_STATES: Final = ("error", "paused", "queued", "copying", "catching_up", "ready")
+SHOWN_STATES: Final = (
+    "error", "paused", WAITING, "queued", "init", "copying", "catching_up", WITHOUT_STREAM, "ready"
+)  # fmt: skip
+"""The states of tables on the page, see `state_of_table`."""
 
 
 COPYING: Final = ("init", "copying")
@@ -136,6 +140,19 @@ def is_queued(table: Row) -> bool:
     return bool(table["state"] == "init")
 
 
+def state_of_table(source: Row, table: Row) -> str:
+    """Return the state of a table of *source* as badges, filters and counts show the state."""
+    if is_queued(table):
+        return "queued"
+    return shown_state(source["state"], table["state"], wait_of_row(table))
+
+
+def count_states(sources: Iterable[Row]) -> dict[str, int]:
+    """Return the number of tables by shown state, in the order of `SHOWN_STATES`, without zeros."""
+    counts = Counter(state_of_table(source, t) for source in sources for t in source["tables"])
+    return {state: counts[state] for state in SHOWN_STATES if counts[state]}
+
+
 def queue_of(tables: Iterable[Row]) -> dict[str, str]:
     """Return the reason why each queued table of a source waits. Copies begin with the largest
     table.
@@ -178,7 +195,7 @@ def _table_view(source: Row, table: Row, places: dict[str, str], worst: Severity
         if is_under_way
         else "good",
         "is_under_way": is_under_way,
-        "shown_state": "queued" if is_queued(table) else table["state"],
+        "shown_state": state_of_table(source, table),
         "queue": places.get(table["source"]),
         "progress": _progress(table),
         "seconds_left": table.get("seconds_left"),
@@ -227,13 +244,8 @@ def matching(tables: list[Row], text: str) -> list[Row]:
 
 def state_filter(sources: Iterable[Row], state: str, path: str, **parameters: Any) -> list[Row]:
     """Return the links that choose tables by state; none if all tables share a state."""
-    shown = [
-        "queued" if is_queued(table) else table["state"]
-        for source in sources
-        for table in source["tables"]
-    ]
-    counts = {s: shown.count(s) for s in FILTER_STATES}
-    links = [("", "all", len(shown)), *((s, s, n) for s, n in counts.items() if n)]
+    counts = count_states(sources)
+    links = [("", "all", sum(counts.values())), *((s, s, n) for s, n in counts.items())]
     if len(links) <= 2 and not state:
         return []
     return [
@@ -259,13 +271,7 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
         return f"The target {state}: sources wait until it accepts changes"
     if not sources:
         return "No source streams yet"
-    states = [
-        "queued"
-        if is_queued(table)
-        else shown_state(source["state"], table["state"], wait_of_row(table))
-        for source in sources
-        for table in source["tables"]
-    ]
+    counts = count_states(sources)
     streaming = sum(source["state"] == "streaming" for source in sources)
     parts = [f"{streaming} of {len(sources)} sources stream"]
     if streaming == len(sources):
@@ -274,13 +280,14 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
         ("ready", "ready"),
         ("copying", "copying"),
         ("queued", "queued for a copy"),
+        ("init", "waiting to copy"),
         ("catching_up", "catching up"),
         (WAITING, "waiting"),
         ("paused", "paused"),
         ("error", "in error"),
         (WITHOUT_STREAM, WITHOUT_STREAM),
     ):
-        if number := states.count(state):
+        if number := counts.get(state):
             parts.append(f"{number} {'table' if number == 1 else 'tables'} {word}")
     return ", ".join(parts)
 

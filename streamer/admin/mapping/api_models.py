@@ -415,7 +415,8 @@ class SourceProblem(BaseModel):
 class FleetSource(BaseModel):
     """A source in a line. ``health``: ``bad`` and ``warning`` need an operator, ``busy`` copies.
 
-    ``states``: the number of tables by state. ``problems``: the first of ``problem_count``
+    ``states``: the number of tables by the state that the page shows. A ready table that waits,
+    such as for a lock, counts as ``waiting``. ``problems``: the first of ``problem_count``
     problems.
     """
 

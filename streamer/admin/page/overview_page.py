@@ -203,7 +203,7 @@ async def _fleet_page(frame: Frame, status: StatusReader, request: Request) -> R
 def _state_of(request: Request) -> str:
     """Return the requested state of tables; an unknown word means all."""
     state = request.query_params.get("state", "")
-    return state if state in status_view.FILTER_STATES else ""
+    return state if state in status_view.SHOWN_STATES else ""
 
 
 async def find_source(

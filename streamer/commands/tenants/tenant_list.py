@@ -2,7 +2,7 @@
 removed tenants whose rows are still in the target.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.commands.status import SourceStatus, TableStatus, read_stored_status
 from streamer.commands.terminal_table import Listing, ListingColumn
 from streamer.mapping.rules import Mapping, SourceLabel
-from streamer.report.problem_facts import ReportedSource
+from streamer.report.problem_facts import ReportedSource, shown_state
 from streamer.report.problems import needs_operator, of_source
 from streamer.target.connection import TargetAddress
 
@@ -92,10 +92,15 @@ def _mapped(status: SourceStatus) -> Tenant:
         state,
         status.slot,
         tables=len(status.tables),
-        tables_ready=sum(table.state == "ready" for table in status.tables),
+        tables_ready=_count_ready(state, status.tables),
         error=status.error or next((problem.sentence for problem in problems), None),
         process=status.process,
     )
+
+
+def _count_ready(state: str, tables: Iterable[TableStatus]) -> int:
+    """Return the number of ready tables of a source in *state*."""
+    return sum(shown_state(state, table.state, table.wait) == "ready" for table in tables)
 
 
 def _of_rules(status: SourceStatus) -> Iterator[Tenant]:
@@ -110,7 +115,7 @@ def _of_rules(status: SourceStatus) -> Iterator[Tenant]:
             tenant_of,
             sid=sid,
             tables=len(tables_of_sid),
-            tables_ready=sum(table.state == "ready" for table in tables_of_sid),
+            tables_ready=_count_ready(tenant_of.state, tables_of_sid),
             source=status.label,
             source_sid=status.sid,
         )

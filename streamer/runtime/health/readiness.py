@@ -116,7 +116,7 @@ def reason_of(problem: Problem) -> Reason:
         "table": subject.table,
         "sequence": subject.sequence,
         "target": subject.other.removeprefix("target ") if subject.other else None,
-        "state": "waiting" if problem.kind == "wait" else problem.state,
+        "state": problem.state,
         "kind": problem.kind.value,
         "severity": problem.severity.value,
         "error": problem.sentence,
