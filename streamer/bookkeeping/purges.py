@@ -68,6 +68,14 @@ join streamer.purge p
 where s.id = $1 and r.source = any ($2::text[])
   and not r.declared and r.snapshot_lsn is null and r.state = 'init'
 """
+_TABLES_OF_SOURCE_SQL: Final = """
+select p.target from streamer.purge p
+where p.database = $1 and (p.sid = $2 or p.sid = '' and not exists (
+    select from streamer.relation r where r.target = p.target and not r.disjoint))
+union
+select r.target from streamer.relation r join streamer.source s on s.id = r.source_id
+where (s.database, s.sid) = ($1, $2)
+"""
 _REMOVED_SQL: Final = """
 select database, nullif(sid, '') as sid, target, began_at is not null as is_purged
 from streamer.purge
@@ -204,6 +212,15 @@ async def read_remaining_rows(
     """Return the tables among *sources* that returned to the mapping."""
     rows = await session.fetch(_LEFT_ROWS_SQL, source_id, list(sources))
     return [RemainingRows(**dict(row)) for row in rows]
+
+
+async def read_tables_of_source(session: Executor, database: str, sid: str) -> set[str]:
+    """Return the target tables that may contain rows of a removed source, with or without its sid.
+
+    No record of a table whose rows have no sid shows which source of *database* wrote the rows.
+    """
+    rows = await session.fetch(_TABLES_OF_SOURCE_SQL, database, sid)
+    return {row["target"] for row in rows}
 
 
 async def read_removed(session: Executor) -> dict[tuple[str, str], bool]:

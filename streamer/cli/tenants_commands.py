@@ -193,8 +193,9 @@ def purge_tenant(
 ) -> None:
     """Delete a removed tenant's rows in all target tables, in chunks.
 
-    The command refuses a tenant that is in the mapping, or that a process streams. After an
-    interruption, run it again: it continues where it stopped.
+    The command refuses a tenant that is in the mapping, or that a process streams. Rows in tables
+    without a column sid remain, and the command names these tables. After an interruption, run it
+    again: it continues where it stopped.
     """
     from streamer.commands.table_requests import command_actor
     from streamer.commands.tenants import purge_rows as purge_command
@@ -212,14 +213,15 @@ def purge_tenant(
                 if not as_json:
                     typer.echo(line)
 
-    records = run_to_end(
+    outcome = run_to_end(
         purge_command.purge(address, mapping, database, sid, actor=command_actor(), report=report)
     )
     if as_json:
-        print_json({"tables": [record.to_json() for record in records]})
+        print_json(outcome.to_json())
     else:
-        total = sum(record.rows_deleted for record in records)
-        typer.echo(f"purged: {total:,} rows in {len(records)} tables")
+        typer.echo(f"purged: {outcome.rows_deleted:,} rows in {len(outcome.records)} tables")
+        for table in outcome.remaining:
+            typer.echo(str(table), err=True)
         drift_of = command("tenants drift", database=database)
         kept = f"the target keeps columns that only this tenant had; `{drift_of}` names them"
         typer.echo(kept, err=True)

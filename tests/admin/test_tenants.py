@@ -1,5 +1,6 @@
 """Tenants and conflicts over HTTP, with a real target."""
 
+import html
 from typing import Any
 
 import httpx
@@ -7,6 +8,7 @@ import httpx
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import migrate
 from streamer.commands.demo.embedded_servers import Server
+from streamer.commands.tenants.purge_rows import purge
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.admin import OpenAdmin
@@ -16,14 +18,20 @@ from tests.support.waiting import until
 LEFT = """
 create table orders (sid text, id int, v text, primary key (sid, id));
 insert into orders select sid, n, 'v' from generate_series(1, 100) n, unnest('{eu,old}'::text[]) sid;
-insert into streamer.purge (database, sid, target) values ('shop', 'old', 'public.orders');
+create table parts (id int primary key);
+create table alone (id int primary key);
+create table late (id int primary key);
+insert into streamer.purge (database, sid, target) values
+  ('shop', 'old', 'public.orders'), ('shop', '', 'public.parts'), ('shop', '', 'public.alone');
 insert into streamer.source (database, sid, slot, publication) values ('shop', 'x', 's', 'p');
 insert into streamer.relation (source_id, source, target, type)
   select id, 'public.orders', 'public.orders', 'clone' from streamer.source;
 insert into streamer.conflict
   (relation_id, kind, resolution, operation, key, lsn, commit_time, xid)
   select id, 'update_missing', 'inserted', 'update', '{"id": "<7>"}', '0/16B3748', now(), 7
-  from streamer.relation
+  from streamer.relation;
+insert into streamer.relation (source_id, source, target, type, disjoint)
+  select id, t, t, 'clone', true from streamer.source, unnest('{public.parts,public.late}'::text[]) t
 """
 
 
@@ -74,7 +82,22 @@ async def test_tenants_are_added_compared_removed_and_purged_over_http(
             assert (await post("tenants/purge", database="shop", sid="eu")).status_code == 409
             assert (await tenants(client))["old"]["state"] == "removed"
             assert "shop:old" in (await client.get("/tenants")).text
-            assert (await post("tenants/purge", database="shop", sid="old")).status_code == 202
+            purged = {"database": "shop", "sid": "old"}
+            with target.connect() as holder:
+                holder.execute("begin; lock table orders in share mode")
+                answer = await post("tenants/purge", **purged)
+                pressed = await client.post("/tenants/purge", data=purged)
+                holder.execute("rollback")
+            assert answer.status_code == 202
+            alone, parts = answer.json()["remaining"]
+            why = 'rows of "shop:old" may remain in public.{}, because the table has no column sid'
+            assert (alone["target"], alone["problem"]) == ("public.alone", why.format("alone"))
+            assert (parts["target"], parts["problem"]) == ("public.parts", why.format("parts"))
+            resync = "streamer resync public.parts --database shop --sid x"
+            assert parts["steps"][-1]["command"] == resync
+            page = html.unescape((await client.get(pressed.headers["location"])).text)
+            for table in (alone, parts):
+                assert f"{table['problem']}; {table['remedy']}" in page
 
             async def is_purged() -> bool:
                 return "old" not in await tenants(client)
@@ -90,3 +113,10 @@ async def test_tenants_are_added_compared_removed_and_purged_over_http(
             page = (await client.get("/conflicts")).text
             assert "update_missing" in page
             assert "<7>" not in page
+
+            # A purge stores the tables of relations that the purge removes, for a repeated purge.
+            address = TargetAddress.parse(Secret(target.url))
+            for _ in range(2):
+                outcome = await purge(address, admin.service.mapping, "shop", "x", actor="test")
+                names = [left.target for left in outcome.remaining]
+                assert names == ["public.alone", "public.late", "public.parts"]

@@ -184,11 +184,12 @@ async def test_a_dropped_schema_leaves_rows_that_a_purge_deletes(
                 target.execute(f"drop table {partition}")
 
         done = await purge(address, streamer.mapping, "shop", "b", actor="test", report=expire)
-        assert {record.target: record.rows_deleted for record in done} == {
+        assert {record.target: record.rows_deleted for record in done.records} == {
             "public.orders": 5,
             "public.items": 5,
             "public.events": 1,
         }
+        assert done.remaining == [], "tables without a sid have no rows of the tenant"
         assert target.execute("select id from events") == []
         assert "shop:b" not in await listed()
         # A schema of that name is a new tenant.

@@ -35,9 +35,13 @@ def add_tenants(router: APIRouter, service: AdminService) -> None:
 
     @router.post("/tenants/purge", tags=["tenants"], status_code=202)
     async def purge_tenant(request: Request, values: api_models.TenantBody) -> dict[str, Any]:
-        """Begin to delete the rows of a removed tenant; the list of tenants shows the progress."""
-        await service.tenants.purge(values.database, values.sid, actor_of(request))
-        return {"action": "purge", "database": values.database, "sid": values.sid}
+        """Begin to delete the rows of a removed tenant; the list of tenants shows the progress.
+
+        `remaining`: the tables without a column sid, where rows of the tenant may remain.
+        """
+        remaining = await service.tenants.purge(values.database, values.sid, actor_of(request))
+        of_tenant = {"action": "purge", "database": values.database, "sid": values.sid}
+        return of_tenant | {"remaining": [table.to_json() for table in remaining]}
 
     @router.get("/tenants/drift", tags=["tenants"])
     async def drift(database: Text = None, sid: Text = None, table: Text = None) -> dict[str, Any]:

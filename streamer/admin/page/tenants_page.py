@@ -93,8 +93,8 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     async def purge(request: Request) -> Response:
         async def work(database: str, sid: str, url: str, actor: str) -> str | None:
             del url
-            await tenants.purge(database, sid, actor)
-            return None
+            remaining = await tenants.purge(database, sid, actor)
+            return "; ".join(map(str, remaining)) or None
 
         return await act(request, work, "its rows are being deleted")
 

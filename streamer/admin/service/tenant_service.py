@@ -6,6 +6,7 @@ process continues when an operator requests the purge again.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -15,7 +16,7 @@ from streamer.admin.service import edit_draft
 from streamer.admin.service.local_client import LocalClient
 from streamer.admin.service.server_reads import ALL, TARGET
 from streamer.commands.tenants import add_and_remove, tenant_list
-from streamer.commands.tenants.purge_rows import purge
+from streamer.commands.tenants.purge_rows import RemainingTable, find_remaining, purge
 from streamer.commands.tenants.tenant_drift import DriftReport, read_drift
 from streamer.errors.error_classes import InvalidError, MappingError, StreamerError, UnreadyError
 from streamer.mapping.rules import SourceLabel
@@ -82,11 +83,23 @@ class Tenants:
         done = await edit_draft.remove_tenant(client, database, sid, applies=True)
         return done.to_json()
 
-    async def purge(self, database: str, sid: str, actor: str) -> None:
-        """Begin to delete the rows of a removed tenant. Raises UnreadyError for a mapped tenant."""
+    async def purge(self, database: str, sid: str, actor: str) -> Sequence[RemainingTable]:
+        """Begin to delete the rows of a removed tenant, and return the tables whose rows remain.
+
+        Raises UnreadyError for a mapped tenant.
+        """
         label = SourceLabel(database, sid)
-        if label in self._purges:
-            return
+        if label not in self._purges:
+            await self._require_removed(label, database)
+        remaining = await find_remaining(self._address, database, sid)
+        if label not in self._purges:
+            self._failures.pop(label, None)
+            self._purges[label] = asyncio.create_task(
+                self._purge(database, sid, actor), name=f"purge {label}"
+            )
+        return remaining
+
+    async def _require_removed(self, label: str, database: str) -> None:
         tenants = await tenant_list.read_tenants(self._address, self._service.mapping, database)
         states = {tenant.label: tenant.state for tenant in tenants}
         if states.get(label) not in (tenant_list.REMOVED, tenant_list.PURGING):
@@ -94,22 +107,20 @@ class Tenants:
                 f'"{label}" is not a removed tenant with rows in the target',
                 hint="remove it first",
             )
-        self._failures.pop(label, None)
-        self._purges[label] = asyncio.create_task(
-            self._purge(database, sid, actor), name=f"purge {label}"
-        )
 
     async def _purge(self, database: str, sid: str, actor: str) -> None:
         label = SourceLabel(database, sid)
         log.info("purge began", source=label, actor=actor)
         try:
-            records = await purge(self._address, self._service.mapping, database, sid, actor=actor)
+            outcome = await purge(self._address, self._service.mapping, database, sid, actor=actor)
         except StreamerError as exc:
             self._failures[label] = redact(str(exc))
             log.error("purge failed", source=label, error=str(exc), **exc.log_fields)
         else:
-            rows = sum(record.rows_deleted for record in records)
-            log.info("purge ended", source=label, rows=rows)
+            log.info("purge ended", source=label, rows=outcome.rows_deleted)
+            for table in outcome.remaining:
+                fields = {"reason": table.problem, "hint": str(table.remedy)}
+                log.warning("rows may remain", source=label, table=table.target, **fields)
         finally:
             del self._purges[label]
 

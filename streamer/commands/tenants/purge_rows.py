@@ -8,10 +8,10 @@ position. A killed purge loses no work: the next purge continues at the stored p
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import require_installed
@@ -23,7 +23,8 @@ from streamer.bookkeeping.purges import (
     finish_purge,
     move_purge,
     read_purges,
-    store_columns,
+    read_tables_of_source,
+    store_targets,
 )
 from streamer.bookkeeping.registered_relations import remove_relations
 from streamer.bookkeeping.relation_records import (
@@ -78,6 +79,47 @@ Report = Callable[[list[PurgeRecord]], None]
 
 
 @dataclass(frozen=True, slots=True)
+class RemainingTable:
+    """A target table without a column sid, in which a purge cannot find the rows of a source."""
+
+    source: str
+    target: str
+    remedy: Remedy
+
+    @property
+    def problem(self) -> str:
+        return (
+            f'rows of "{self.source}" may remain in {self.target}, because the table has no column '
+            "sid"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}"
+
+    def to_json(self) -> dict[str, Any]:
+        texts = {"target": self.target, "problem": self.problem, "remedy": str(self.remedy)}
+        return texts | {"steps": self.remedy.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeOutcome:
+    """The record of each purged table, and the tables that may still contain rows."""
+
+    records: list[PurgeRecord]
+    remaining: list[RemainingTable]
+
+    @property
+    def rows_deleted(self) -> int:
+        return sum(record.rows_deleted for record in self.records)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tables": [record.to_json() for record in self.records],
+            "remaining": [table.to_json() for table in self.remaining],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class PurgedLeaf:
     """A table that stores rows: the target table, or a partition."""
 
@@ -108,8 +150,8 @@ async def purge(
     *,
     actor: str,
     report: Report = lambda records: None,
-) -> list[PurgeRecord]:
-    """Delete the rows of a source in all target tables; return the record of each table.
+) -> PurgeOutcome:
+    """Delete the rows of a source in all target tables with a column sid.
 
     Raises MappingError while the source is mapped or streams, or if another database writes rows
     with this sid to a target table.
@@ -138,14 +180,33 @@ async def purge(
             target_connection(address, "streamer purge") as target,
         ):
             await _write_as_workers_do(target)
+            remaining = await read_remaining(target, database, sid)
             await _purge_all(bookkeeping, target, fence, database, sid, report)
             records = await _read_purges(bookkeeping, database, sid)
             async with _under(fence, target):
                 await remove_source(target, fence.source_id)
-        return records
+        return PurgeOutcome(records, remaining)
     finally:
         await locks.close()
         await bookkeeping.close()
+
+
+async def find_remaining(address: TargetAddress, database: str, sid: str) -> list[RemainingTable]:
+    """Return the tables that may contain rows of a removed source after its purge."""
+    async with target_connection(address, "streamer purge") as target:
+        return await read_remaining(target, database, sid)
+
+
+async def read_remaining(target: TargetConnection, database: str, sid: str) -> list[RemainingTable]:
+    """As `find_remaining`, in a session at the target."""
+    names = await read_tables_of_source(target, database, sid)
+    existing = await read_relations(target, [parse_name(name) for name in names])
+    unmarked = sorted(str(name) for name, relation in existing.items() if not relation.has_sid)
+    label = SourceLabel(database, sid)
+    return [
+        RemainingTable(label, name, await _advise_copies(target, [name], label))
+        for name in unmarked
+    ]
 
 
 async def _refuse_mapped(session: Executor, database: str, sid: str) -> None:
@@ -169,8 +230,8 @@ async def _check_known(bookkeeping: Bookkeeping, database: str, sid: str) -> Non
         )
 
 
-async def _read_purges(bookkeeping: Bookkeeping, database: str, sid: str) -> list[PurgeRecord]:
-    records = await read_purges(bookkeeping)
+async def _read_purges(session: Executor, database: str, sid: str) -> list[PurgeRecord]:
+    records = await read_purges(session)
     return [record for record in records if (record.database, record.sid) == (database, sid)]
 
 
@@ -216,18 +277,28 @@ async def _purge_all(
             hint="delete the rows of the former source by hand",
         )
     async with _under(fence, target):
-        await begin_purge(target, database, sid, relations)
-        await store_columns(target, fence.source_id)
-        # From here on rows are missing, so the source needs a new copy if the mapping gets it back.
-        await remove_relations(target, fence.source_id)
-        await forget_former_of_sid(target, database, sid)
-        for record in records:  # tables that were dropped meanwhile
-            if record.target not in relations:
-                await finish_purge(target, record)
+        await _begin(target, fence.source_id, database, sid, relations)
     for record in await _read_purges(bookkeeping, database, sid):
         if record.is_finished:
             continue
         await _purge_table(bookkeeping, target, fence, record, relations[record.target], report)
+
+
+async def _begin(
+    target: TargetConnection, source_id: int, database: str, sid: str, relations: Collection[str]
+) -> None:
+    """Store the purge of *relations*, and remove the source's relations from the bookkeeping.
+
+    From here on rows are missing, so the source needs a new copy if the mapping gets it back. An
+    interrupted purge still finds the tables without a column sid by their records.
+    """
+    await store_targets(target, source_id)
+    await begin_purge(target, database, sid, relations)
+    await remove_relations(target, source_id)
+    await forget_former_of_sid(target, database, sid)
+    for record in await _read_purges(target, database, sid):
+        if record.target not in relations:  # a session dropped the table, or it has no column sid
+            await finish_purge(target, record)
 
 
 async def _advise_copies(
