@@ -365,6 +365,12 @@ def _wal_problems(source: ReportedSource) -> Iterator[Problem]:
             )  # fmt: skip
 
 
+_IN_SYNC: Final = ("init", "copying", "catching_up")
+"""The states of tables between the request of a copy and its end."""
+_UNEXPLAINED: Final = Remedy.of(
+    "streamer knows no reason: look at the load of the source, of the target and of this machine"
+)
+_PATIENCE: Final = Remedy.of("no action is needed: streamer continues by itself")
 _HOLDING: Final = frozenset(
     {ProblemKind.TABLE, ProblemKind.MASS_DELETE, ProblemKind.PAUSED, ProblemKind.WAIT}
 )
@@ -373,14 +379,29 @@ _HOLDING: Final = frozenset(
 
 def _heartbeat_problems(source: ReportedSource) -> Iterator[Problem]:
     # Without a stream no commit becomes visible. The lag is then not a separate problem.
-    if source.state == "streaming" and (late := _lag_text(source)) is not None:
-        words = "see the problems of its tables; if there are none, the target is too slow"
-        if source.workers_wait_for is not None:
-            late += f": the workers wait for {source.workers_wait_for}"
-            words = "remove the cause of this wait"
-        subject = Subject(source.database, source.sid)
-        remedy = _continuing(Remedy.of(words))
-        yield _problem(ProblemKind.HEARTBEAT, subject, Severity.WARNING, late, remedy, state="late")
+    if source.state != "streaming" or (late := _lag_text(source)) is None:
+        return
+    severity, remedy = Severity.WARNING, _UNEXPLAINED
+    if source.workers_wait_for is not None:
+        late += f": the workers wait for {source.workers_wait_for}"
+        remedy = Remedy.of("remove the cause of this wait; the workers then continue")
+    elif (copy := _copy_text(source.tables)) is not None:
+        # streamer acknowledges no change of a table in sync before the copy ends.
+        severity, late = Severity.INFO, f"{late}: {copy}"
+        remedy = _PATIENCE
+    subject = Subject(source.database, source.sid)
+    yield _problem(ProblemKind.HEARTBEAT, subject, severity, late, remedy, state="late")
+
+
+def _copy_text(tables: Iterable[ReportedTable]) -> str | None:
+    """Return what a copy waits for, or that a copy runs; None without a copy."""
+    copied = [table for table in tables if table.state in _IN_SYNC]
+    if not copied:
+        return None
+    waiting = next((table for table in copied if table.wait is not None), None)
+    if waiting is not None:
+        return f"the copy of {waiting.name} waits for {waiting.wait and waiting.wait.text}"
+    return f"the copy of {copied[0].name} has not ended"
 
 
 def _lag_text(source: ReportedSource) -> str | None:
@@ -445,7 +466,7 @@ class _TableRules:
             text = f"waits for {wait.text}"
             continues = _continuing(wait.remedy)
             yield self._new(ProblemKind.WAIT, Severity.WARNING, text, continues)
-        if table.state in ("init", "copying", "catching_up"):
+        if table.state in _IN_SYNC:
             seconds = table.seconds_left
             text = "is being copied" + (f", {format_latency(seconds)} left" if seconds else "")
             if wait is not None and wait.is_turn:

@@ -299,8 +299,6 @@ FACTS = {
 def test_a_problem_that_ends_without_a_command_says_when_streamer_continues() -> None:
     ends = {name for name, fact in FACTS.items() if CONTINUES in fact.status().problems[0].sentence}
     assert ends == {
-        "a heartbeat that is overdue",
-        "changes that are not visible for long",
         "a copy that waits for a lock",
         "time partitions that the role may not change",
         "a table in error",
@@ -319,8 +317,26 @@ def test_a_problem_that_ends_without_a_command_says_when_streamer_continues() ->
         assert CONTINUES not in problem.sentence
 
 
+def test_a_late_heartbeat_during_a_copy_names_the_wait_of_the_copy() -> None:
+    """A copy holds back the heartbeat. Neither target nor operator causes the delay."""
+    fact = replace(FACTS["a copy that waits for its turn"], heartbeat_seconds=21.0)
+    late, copying = fact.problems_of_process(well())
+    assert (late.kind, late.severity) == (ProblemKind.HEARTBEAT, Severity.INFO)
+    assert f"the copy of {TABLE} waits for its turn: 2 copies" in late.sentence
+    assert "no action is needed" in late.sentence
+    assert copying.kind is ProblemKind.COPYING
+
+
+def test_a_late_heartbeat_without_a_known_reason_blames_no_server() -> None:
+    (late,) = FACTS["a heartbeat that is overdue"].status().problems
+    assert late.sentence == (
+        "no commit has become visible at the target for 15 min; streamer knows no reason: "
+        "look at the load of the source, of the target and of this machine"
+    )
+
+
 def test_the_heartbeats_of_a_source_that_does_not_stream_are_no_problem() -> None:
-    """The missing stream is the problem, and "the target is too slow" would be wrong."""
+    """The missing stream is the problem, and a second problem would blame the target."""
     fact = replace(FACTS["a source that is unreachable"], heartbeat_seconds=900.0)
     assert [each.kind for each in fact.problems_of_process(well())] == [ProblemKind.SOURCE]
 
