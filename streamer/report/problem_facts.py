@@ -131,6 +131,13 @@ class StoredFacts:
 Row = Mapping[str, Any]
 
 
+PATIENCE: Final = Remedy.of("no action is needed: streamer continues by itself")
+"""The remedy of a wait that ends without an operator."""
+DRAINER_QUEUE: Final = TableWait(
+    "one of the connections for held tables, which are all in use", PATIENCE
+)
+"""The wait of a table whose held changes will be written after those of other tables."""
+
 WITHOUT_STREAM: Final = "without a stream"
 """A table that was ready when its source streamed last."""
 WAITING: Final = "waiting"

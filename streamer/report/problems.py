@@ -14,7 +14,14 @@ from streamer.errors.error_classes import GUIDES, RUNBOOKS, ComparisonError, Con
 from streamer.errors.error_reports import ErrorReport, is_retried, runbook_address
 from streamer.errors.remedies import CONTINUES, Command, Remedy, Sql, at_target, run
 from streamer.mapping.rules import SourceLabel
-from streamer.report.problem_facts import WAITING, ReportedSource, ReportedTable, ReportedTarget
+from streamer.report.problem_facts import (
+    DRAINER_QUEUE,
+    PATIENCE,
+    WAITING,
+    ReportedSource,
+    ReportedTable,
+    ReportedTarget,
+)
 from streamer.util.quantities import format_bytes, format_latency
 
 OVERDUE_SECONDS: Final = 5.0
@@ -270,6 +277,7 @@ def of_source(source: ReportedSource) -> list[Problem]:
     tables = sorted(source.tables, key=lambda t: (t.error is None, t.state == "ready", t.name))
     of_tables = [problem for table in tables for problem in _TableRules(source, table).problems()]
     listed = [*_state_problems(source), *_wal_problems(source)]
+    of_tables += _queue_problems(source)
     # A table that holds changes delays the heartbeat, and has a problem that names the cause.
     if not any(problem.kind in _HOLDING for problem in of_tables):
         listed += _heartbeat_problems(source)
@@ -370,7 +378,6 @@ _IN_SYNC: Final = ("init", "copying", "catching_up")
 _UNEXPLAINED: Final = Remedy.of(
     "streamer knows no reason: look at the load of the source, of the target and of this machine"
 )
-_PATIENCE: Final = Remedy.of("no action is needed: streamer continues by itself")
 _HOLDING: Final = frozenset(
     {ProblemKind.TABLE, ProblemKind.MASS_DELETE, ProblemKind.PAUSED, ProblemKind.WAIT}
 )
@@ -388,9 +395,21 @@ def _heartbeat_problems(source: ReportedSource) -> Iterator[Problem]:
     elif (copy := _copy_text(source.tables)) is not None:
         # streamer acknowledges no change of a table in sync before the copy ends.
         severity, late = Severity.INFO, f"{late}: {copy}"
-        remedy = _PATIENCE
+        remedy = PATIENCE
     subject = Subject(source.database, source.sid)
     yield _problem(ProblemKind.HEARTBEAT, subject, severity, late, remedy, state="late")
+
+
+def _queue_problems(source: ReportedSource) -> Iterator[Problem]:
+    """Yield a single problem for all tables that queue, because thousands may queue at a start."""
+    count = sum(table.wait == DRAINER_QUEUE for table in source.tables)
+    if count:
+        tables = "1 table waits" if count == 1 else f"{count:,} tables wait"
+        text = f"{tables} for {DRAINER_QUEUE.text}"
+        subject = Subject(source.database, source.sid)
+        yield _problem(
+            ProblemKind.WAIT, subject, Severity.INFO, text, DRAINER_QUEUE.remedy, state=WAITING
+        )
 
 
 def _copy_text(tables: Iterable[ReportedTable]) -> str | None:
@@ -462,7 +481,7 @@ class _TableRules:
             remedy = Remedy.of("resume it with: ", self._resume)
             text = "is paused, and its changes wait"
             yield self._new(ProblemKind.PAUSED, Severity.WARNING, text, remedy)
-        if wait is not None and not wait.is_turn:
+        if wait is not None and not wait.is_turn and wait != DRAINER_QUEUE:
             text = f"waits for {wait.text}"
             continues = _continuing(wait.remedy)
             yield self._new(ProblemKind.WAIT, Severity.WARNING, text, continues)

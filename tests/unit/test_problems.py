@@ -49,6 +49,7 @@ from streamer.mapping.rules import Mapping
 from streamer.postgres.blocking_sessions import Blockers
 from streamer.postgres.conninfo import reach_hint
 from streamer.report.problem_facts import (
+    DRAINER_QUEUE,
     LackingDefinition,
     ReportedBacklog,
     ReportedSequence,
@@ -325,6 +326,24 @@ def test_a_late_heartbeat_during_a_copy_names_the_wait_of_the_copy() -> None:
     assert f"the copy of {TABLE} waits for its turn: 2 copies" in late.sentence
     assert "no action is needed" in late.sentence
     assert copying.kind is ProblemKind.COPYING
+
+
+def test_tables_that_queue_for_a_connection_are_one_problem_that_ends_by_itself() -> None:
+    status = FACTS["a copy that waits for a lock"].status()
+    (table,) = status.tables
+    names = [f"public.t{number}" for number in range(508)]
+    status.tables = [
+        replace(table, source=name, wait=DRAINER_QUEUE, waiting_for=str(DRAINER_QUEUE))
+        for name in names
+    ]
+    status.heartbeat_seconds = 900.0
+    (problem,) = status.problems
+    assert (problem.kind, problem.severity, problem.state) == ("wait", Severity.INFO, "waiting")
+    assert problem.subject.table is None
+    assert problem.sentence == (
+        "508 tables wait for one of the connections for held tables, which are all in use; "
+        "no action is needed: streamer continues by itself"
+    )
 
 
 def test_a_late_heartbeat_without_a_known_reason_blames_no_server() -> None:

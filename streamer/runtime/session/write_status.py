@@ -6,7 +6,7 @@ The first round writes all values, because the rows of a process that died are s
 """
 
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from streamer.apply.lanes.lane import Hold, MappedRelation
 from streamer.bookkeeping.held_changes import HeldRecord, set_held
@@ -16,18 +16,17 @@ from streamer.bookkeeping.relation_states import set_lags
 from streamer.bookkeeping.sources import set_heartbeat_overdue
 from streamer.control.progress_tracker import ProgressTracker
 from streamer.errors.error_classes import RIGHT_LOST, TargetError
-from streamer.errors.error_reports import TableWait
+from streamer.report.problem_facts import DRAINER_QUEUE
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.session.session import Session
 from streamer.runtime.tables.relations import Relations
-from streamer.target.session_counts import DRAINERS_MAX
 from streamer.util.lsn import Lsn
 from streamer.util.waiting import wait_unless_idle
 
+if TYPE_CHECKING:
+    from streamer.errors.error_reports import TableWait
+
 REPORT_SECONDS: Final = 2.0
-_QUEUE: Final = TableWait(
-    f"one of the {DRAINERS_MAX} connections for held tables, which are all in use"
-)
 LAG_SECONDS_MIN: Final = 2.0
 """The report leaves out a smaller lag, because every busy table would otherwise cause constant
 writes.
@@ -132,7 +131,7 @@ class _StatusReport:
             if lane.backend_pid is not None:
                 busy[lane.backend_pid] = mapped
             elif lane.queues_since is not None and now - lane.queues_since > REPORT_SECONDS:
-                waits[mapped] = _QUEUE
+                waits[mapped] = DRAINER_QUEUE
             elif not _may_wait(lane.hold):
                 waits[mapped] = None
         blockers = await read_blockers(self._bookkeeping, list(busy)) if busy else {}
