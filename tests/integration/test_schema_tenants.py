@@ -503,6 +503,8 @@ async def test_a_unique_index_without_the_sid_goes_and_no_copy_is_offered(
         source.execute("insert into tenant_b.t values (1, 1)")
         problem = await find("tenant_b.t", ProblemKind.TABLE)
         assert 'rows of two sids can collide, because "t_v" lacks column "sid"' in problem.sentence
+        assert "rows of one sid collide if the source lacks such a unique" in problem.sentence
+        assert "under `tables` in the configuration or on the page" in problem.sentence
         assert [command.action for command in problem.commands] == ["resume"]
 
         # WHEN a copy fails, too, THEN the problem keeps the statement.

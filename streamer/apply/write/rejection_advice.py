@@ -34,7 +34,9 @@ _MISSING_LABEL: Final = re.compile(
     r'invalid input value for enum [^:]*: "(.*?)"(?:, in column|: Key \(|$)', re.DOTALL
 )
 _OTHER_ATTRIBUTES: Final = "malformed record literal"
-_QUARANTINE = "set `on_error: quarantine` for this table"
+_QUARANTINE = (
+    "set `on_error: quarantine` for this table, under `tables` in the configuration or on the page"
+)
 
 
 def advise(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan | None) -> None:
@@ -151,6 +153,7 @@ def drop_refusing(table: TargetRelation, mapping: RelationMapping, name: str) ->
     reason = "unless the source has that constraint as well, "
     if table.lacks_sid(mapping, name):
         reason = f'rows of two sids can collide, because "{name}" lacks column "{SID}"; '
+        reason += "rows of one sid collide if the source lacks such a unique index; "
     return Remedy.of(reason, _run_at_target(table.drop_sql(name)))
 
 
