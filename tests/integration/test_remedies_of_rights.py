@@ -37,7 +37,7 @@ def reader(source: Database) -> Iterator[str]:
 
 
 @pytest.mark.follows("postgres.session_refusals:Refusal.remedy")
-@pytest.mark.follows("source.slot_and_publications.publication:_rejected")
+@pytest.mark.follows("source.slot_and_publications.publication:administrator_steps")
 @pytest.mark.follows("copy.copy_obstacles:find_unreadable")
 @pytest.mark.follows("runbooks:source-unreachable#1")
 async def test_rights_at_the_source_let_each_table_go_on(
@@ -96,6 +96,9 @@ async def test_a_table_that_comes_back_names_all_statements_at_once(
             await remedy_of(streamer, f"public.{name}", "no longer exists at the source")
         # WHEN an operator gives up two tables, of which one exists again, and wants the third
         source.execute(again.format("early"))
+        back = await remedy_of(streamer, "public.early", "has a table of this name again")
+        assert [sql for step in back.sql for sql in step.statements] == _statements("early", reader)
+        assert back.has("resync")
         keep = "{on_table_dropped: keep}"
         rules = f'"k*": {keep}\nearly: {keep}\nwanted:'
         write_config(streamer.path, source, target, rules, settings=soon)
@@ -114,10 +117,8 @@ async def test_a_table_that_comes_back_names_all_statements_at_once(
         for name in names:
             words = f"must be owner of table {name}"
             remedy = remedies[name] = await remedy_of(streamer, f"public.{name}", words)
-            assert [sql for step in remedy.sql for sql in step.statements] == [
-                f'alter publication "streamer_shop" add table only "public"."{name}"',
-                f'grant select on "public"."{name}" to "{reader}"',
-            ]
+            given = [sql for step in remedy.sql for sql in step.statements]
+            assert given == _statements(name, reader)
         shown = await asyncio.to_thread(run_block, streamer.path, "source-unreachable#1", code=1)
         added = ", ".join(f'only "public"."{name}"' for name in sorted(names))
         assert f'alter publication "streamer_shop" add table {added}' in shown, shown
@@ -132,7 +133,13 @@ async def test_a_table_that_comes_back_names_all_statements_at_once(
             assert_same(source, target, name)
 
 
-@pytest.mark.follows("runtime.guards.reconcile:_advise_creation")
+def _statements(table: str, role: str) -> list[str]:
+    return [
+        f'alter publication "streamer_shop" add table only "public"."{table}"',
+        f'grant select on "public"."{table}" to "{role}"',
+    ]
+
+
 async def test_lost_publications_name_the_statements_for_an_administrator(
     reader: str, source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -20,6 +20,7 @@ from streamer.runtime.guards.reconcile import (
     conclude,
     reconcile,
 )
+from streamer.source.copy_grants import RoleRights
 from streamer.source.replica_identity import RelationIdentity, TableIdentity
 from streamer.source.slot_and_publications.publication import (
     Member,
@@ -520,6 +521,74 @@ def test_a_table_that_stops_says_why_it_needs_a_copy(kind: TableType, gap: str) 
     assert case.error is not None
     assert "create the table again; then run, because changes may be missing" in case.error.text
     assert ("leaves a gap in its past: streamer" in case.error.text) is bool(gap)
+
+
+ADD = 'alter publication "streamer_shop" add table only "public"."t"'
+ADD_KEYLESS = 'alter publication "streamer_shop_ins" add table only "public"."t"'
+GRANT = 'grant select on "public"."t" to "reader"'
+OWNED = RoleRights("reader", {T: []}, frozenset({T}))
+LACKING = RoleRights("reader", {T: [GRANT]})
+
+
+def run_with(world: World, rights: RoleRights, *publications: Publication) -> MappedTable:
+    """Plan twice, and return the table with the error of the first plan.
+
+    The second plan has nothing new to say about the table.
+    """
+    state = replace(world.state(world.identity, *publications), rights=rights)
+    facts: dict[str, Any] = {"last": LAST, "oid": 1, "seen_oid": 1, "is_in_sync": True}
+    table = MappedTable(world.mapping, **facts | world.table)
+    case = reconcile(state, [table], SOURCE).cases[T]
+    assert case.fate is Fate.STOP
+    table = replace(table, error=case.error, is_in_sync=False, is_set_aside=True)
+    assert T not in reconcile(state, [table], SOURCE).cases
+    return table
+
+
+def sql_of(table: MappedTable) -> list[str]:
+    assert table.error is not None
+    assert table.error.remedy is not None
+    assert table.error.remedy.has("resync")
+    return [statement for sql in table.error.remedy.sql for statement in sql.statements]
+
+
+@pytest.mark.parametrize(
+    ("publication", "last", "statements"),
+    [
+        (ABSENT, LAST, []),
+        (replace(ABSENT, is_owned=False), LAST, [ADD, GRANT]),
+        (replace(ABSENT, is_owned=False, has_all_tables=True), LAST, [GRANT]),
+        (replace(ABSENT, is_owned=False), WITHOUT_KEY, [ADD_KEYLESS, GRANT]),
+    ],
+)
+def test_a_table_that_is_gone_names_the_statements_of_an_administrator(
+    publication: Publication, last: LastPublished, statements: list[str]
+) -> None:
+    inserts = replace(World().inserts, is_owned=publication.is_owned)
+    world = replace(GONE, table=table(last=last))
+    stopped = run_with(world, LACKING, publication, inserts)
+    assert sql_of(stopped) == statements
+
+
+@pytest.mark.parametrize(
+    ("publication", "rights", "statements"),
+    [
+        (ABSENT, OWNED, []),
+        (ABSENT, LACKING, [ADD, GRANT]),
+        (replace(ABSENT, is_owned=False), OWNED, [ADD]),
+        (PUBLISHED, LACKING, [GRANT]),
+        (PUBLISHED, RoleRights("reader", {T: []}), []),
+    ],
+)
+def test_a_table_that_is_back_names_the_remaining_statements(
+    publication: Publication, rights: RoleRights, statements: list[str]
+) -> None:
+    gone = GONE.run()[1].cases[T].error
+    world = replace(OTHER, table=table(error=gone, **ASIDE))
+    stopped = run_with(world, rights, publication, world.inserts)
+    assert sql_of(stopped) == statements
+    assert stopped.error is not None
+    assert "has a table of this name again" in stopped.error.message
 
 
 def test_a_name_that_gets_another_table_meanwhile_waits_for_the_next_plan() -> None:

@@ -40,6 +40,7 @@ from streamer.runtime.guards.reconcile import (
     planned_changes,
     reconcile,
 )
+from streamer.source.copy_grants import RoleRights
 from streamer.source.identity_advice import advise_identity
 from streamer.source.replica_identity import RelationIdentity
 from streamer.source.slot_and_publications.column_lists import (
@@ -68,6 +69,7 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
         server.version,
         facts.captures,
         facts.candidates,
+        rights=RoleRights(server.role),
     )
     records = {} if target is None else target.records_of(facts.source)
     unmapped = records.keys() - {mapping.source for mapping in facts.mappings}

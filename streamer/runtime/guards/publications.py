@@ -34,12 +34,13 @@ from streamer.runtime.guards.reconcile import (
 )
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
+from streamer.source.copy_grants import RoleRights, read_role_rights
 from streamer.source.guarded_identities import (
     read_candidates,
     read_identities,
     read_present_oids,
 )
-from streamer.source.replica_identity import NONE
+from streamer.source.replica_identity import NONE, RelationIdentity
 from streamer.source.slot_and_publications.publication import (
     ensure_publications,
     may_create_publications,
@@ -88,7 +89,23 @@ async def read_state(
         unusable = [identity for identity in identities.values() if not identity.is_usable]
         candidates = await read_candidates(plain, unusable)
         may_create = await may_create_publications(plain, source, publications, identities.values())
-    return SourceState(publications, identities, oids, version, captures, candidates, may_create)
+        rights = await _read_rights(plain, tables, identities)
+    return SourceState(
+        publications, identities, oids, version, captures, candidates, may_create, rights
+    )
+
+
+async def _read_rights(
+    plain: Connection,
+    tables: Iterable[MappedTable],
+    identities: Mapping[RelationName, RelationIdentity],
+) -> RoleRights:
+    """Return the rights of streamer's role, if a table is gone or back."""
+    tables = list(tables)
+    back = [table.name for table in tables if table.was_gone and table.name in identities]
+    if not back and all(t.is_set_aside or t.name in identities for t in tables):
+        return RoleRights()
+    return await read_role_rights(plain, [identities[name].root.oid for name in back])
 
 
 def last_published(record: RelationRecord) -> LastPublished:
@@ -267,6 +284,7 @@ class Publishing:
                 seen_oid=self._roots.get(mapped.relation_id),
                 is_in_sync=_is_in_sync(mapped),
                 is_set_aside=mapped.state.is_lost,
+                error=mapped.state.error,
                 is_being_copied=self.is_being_copied(mapped),
                 is_renewed=mapped in self._renewed,
                 has_history=self._has_history(mapped),

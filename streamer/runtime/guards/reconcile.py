@@ -34,10 +34,11 @@ from streamer.errors.error_classes import (
     UnpublishedError,
 )
 from streamer.errors.error_reports import ErrorReport
-from streamer.errors.remedies import Command, Remedy, at_source, resync_source, run
+from streamer.errors.remedies import Command, Remedy, resync_source, run
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.rule_options import OnTableDropped
+from streamer.mapping.rule_options import Initial, OnTableDropped
 from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.source.copy_grants import RoleRights, select_sql
 from streamer.source.identity_advice import Candidates, advise_identity
 from streamer.source.replica_identity import NONE, RelationIdentity
 from streamer.source.slot_and_publications.column_lists import ColumnLists, column_lists, unlisted
@@ -46,9 +47,11 @@ from streamer.source.slot_and_publications.publication import (
     PublicationChanges,
     PublicationFault,
     WantedMembers,
+    administrator_steps,
     concerns,
     identity_error,
     interrupted_error,
+    member_sql,
     membership_fingerprint,
     publication_changes,
     publication_faults,
@@ -72,6 +75,9 @@ class SourceState:
     """The possible keys of tables without a usable identity."""
     may_create: bool = True
     """streamer's role may create missing publications of the tables."""
+    rights: RoleRights = field(default_factory=RoleRights)
+    """The rights of streamer's role in tables that are back, read only if a table is gone or back.
+    """
 
     def identity_remedy(self, identity: RelationIdentity) -> Remedy | None:
         """Return the statements that give a table a usable identity; None for a usable identity."""
@@ -111,6 +117,8 @@ class MappedTable:
     """The table needs no further copy."""
     is_set_aside: bool = False
     """The table has stopped, and waits for an operator's request."""
+    error: ErrorReport | None = None
+    """The stored error of the table."""
     is_being_copied: bool = False
     is_renewed: bool = False
     """The table is not in sync, and streamer has published the table for its next copy."""
@@ -124,6 +132,12 @@ class MappedTable:
     @property
     def name(self) -> RelationName:
         return self.mapping.source
+
+    @property
+    def was_gone(self) -> bool:
+        """The table has stopped because the source lacked the table."""
+        has_code = self.error is not None and self.error.code == TableGoneError.code
+        return self.is_set_aside and has_code
 
 
 class Fate(enum.StrEnum):
@@ -344,8 +358,7 @@ def _advise_creation(
     lists = column_lists(mappings, identities, state.publications.values(), state.version)
     members = WantedMembers(identities, mappings, lists)
     changes = publication_changes(source, members, state.publications, state.version)
-    statements = at_source(*changes.needed)
-    return Remedy.of("have an administrator run at the source: ", statements, "; ")
+    return Remedy.of(administrator_steps(changes.needed), "; ")
 
 
 def _find_departed(state: SourceState, tables: Sequence[MappedTable]) -> dict[RelationName, Case]:
@@ -415,23 +428,14 @@ def _judge_membership(
     error: StreamerError
     if table.is_set_aside and _is_succeeded(table, state):
         return Case(Fate.COPY, "its table was dropped, and another table has the name")
+    if table.was_gone and identity is not None:
+        return _judge_return(table, identity, state, source)
     if not table.is_in_sync:
         return None
     if identity is None and table.mapping.rule.is_disjoint:
         return _stop_missing_disjoint(table, state, source)
     if identity is None:
-        # The rule would have ended the relation of a dropped table: a session renamed this table.
-        is_renamed = table.mapping.rule.on_table_dropped is not OnTableDropped.STOP
-        keep = (
-            "set `on_table_dropped: keep` in its rule (with a mapping database: `Edit the rule` on "
-            "its page)"
-        )
-        leave_out = "add its name to `exclude_tables`"
-        error = TableGoneError(
-            f'table "{table.name}" no longer exists at the source: a session dropped or renamed it',
-            hint=f"if the table is permanently gone, {leave_out if is_renamed else keep}, and "
-            "reload the mapping (SIGHUP or `streamer apply`). Otherwise create the table again",
-        )
+        error = _gone_error(table, state, source)
     else:
         fingerprint = membership_fingerprint(state.publications.values(), identity)
         if table.last.fingerprint in (None, fingerprint) or needs_copy(
@@ -444,6 +448,62 @@ def _judge_membership(
     if _is_of_former_table(table, identity) and not table.has_history:
         return Case(Fate.COPY, "the application replaced it during its copy")
     return stop(table.mapping, error, source)
+
+
+def _gone_error(table: MappedTable, state: SourceState, source: SourceMapping) -> TableGoneError:
+    # The rule would have ended the relation of a dropped table: a session renamed this table.
+    is_renamed = table.mapping.rule.on_table_dropped is not OnTableDropped.STOP
+    keep = (
+        "set `on_table_dropped: keep` in its rule (with a mapping database: `Edit the rule` on "
+        "its page)"
+    )
+    leave_out = "add its name to `exclude_tables`"
+    statements = _expect_statements(table, state, source)
+    return TableGoneError(
+        f'table "{table.name}" no longer exists at the source: a session dropped or renamed it',
+        hint=Remedy.of(
+            f"if the table is permanently gone, {leave_out if is_renamed else keep}, and "
+            "reload the mapping (SIGHUP or `streamer apply`). Otherwise create the table again",
+            *(["; then ", administrator_steps(statements)] if statements else []),
+        ),
+    )
+
+
+def _expect_statements(table: MappedTable, state: SourceState, source: SourceMapping) -> list[str]:
+    """Return the statements that streamer's role cannot run once *table* is created again.
+
+    Only an owner may add a table to a publication, and a new table has no grants. If streamer's
+    role owns the publication, the role may also own the new table.
+    """
+    is_keyless = table.last.identity == NONE
+    name = source.publication_inserts if is_keyless else source.publication
+    publication = state.publications.get(name)
+    if publication is None or publication.is_owned or not state.rights.role:
+        return []
+    is_copied = table.mapping.rule.initial is not Initial.NONE
+    return [
+        *([] if publication.has(table.name) else [member_sql(publication, table.name)]),
+        *([select_sql(table.name, state.rights.role)] if is_copied else []),
+    ]
+
+
+def _judge_return(
+    table: MappedTable, identity: RelationIdentity, state: SourceState, source: SourceMapping
+) -> Case | None:
+    """Stop a table that was gone and is back with the statements that the role cannot run."""
+    if table.last.identity == NONE and identity.is_usable:
+        return None  # the table continues with its new identity
+    publications = state.publications
+    lists = column_lists([table.mapping], [identity], publications.values(), state.version)
+    members = WantedMembers([identity], [table.mapping], lists)
+    statements = publication_changes(source, members, publications, state.version).needed
+    if table.name in state.rights.owned and all(p.is_owned for p in publications.values()):
+        statements = []
+    if table.mapping.rule.initial is not Initial.NONE:
+        statements += state.rights.grants.get(table.name, [])
+    first = administrator_steps(statements) if statements else None
+    case = stop_replaced(table.mapping, source, first)
+    return None if case.error == table.error else case
 
 
 def _is_of_former_table(table: MappedTable, identity: RelationIdentity | None) -> bool:
@@ -677,9 +737,7 @@ def _membership(
 
 def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) -> Case:
     """Return the case of a table that lacks changes because of *error*."""
-    is_gone = isinstance(error, TableGoneError)
-    # A resync publishes the table, or names the SQL that an owner must run first.
-    first = error.remedy or ("create and publish the table" if is_gone else None)
+    first = error.remedy
     gap = ", which leaves a gap in its past" if keeps_deleted_rows(mapping.type) else ""
     reason = f"changes may be missing{gap}"
     then = f"; then run, because {reason}: " if first else f"{reason}, so run: "
@@ -709,10 +767,19 @@ def _stop_missing_disjoint(table: MappedTable, state: SourceState, source: Sourc
     return Case(Fate.STOP, error=ErrorReport(f"{error.message}; {remedy}", error.code, remedy))
 
 
-def stop_replaced(mapping: RelationMapping, source: SourceMapping) -> Case:
-    """Return the case of a table under whose name the stream sends another table."""
+def stop_replaced(
+    mapping: RelationMapping, source: SourceMapping, first: Remedy | None = None
+) -> Case:
+    """Return the case of a dropped or renamed table whose name a table has again.
+
+    *first*: what an administrator must run before a resync.
+    """
     name = mapping.source
-    error = TableGoneError(f'another table of the source has the name "{name}" now')
+    error = TableGoneError(
+        f'a session dropped or renamed table "{name}", and the source has a table of this name '
+        "again",
+        hint=first,
+    )
     return stop(mapping, error, source)
 
 

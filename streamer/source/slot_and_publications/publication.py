@@ -31,7 +31,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.source.capture.ddl_capture import message_table
 from streamer.source.connection import Connection, fetch_all, fetch_one, first_line
-from streamer.source.copy_grants import read_missing_grants
+from streamer.source.copy_grants import read_role_rights
 from streamer.source.replica_identity import RelationIdentity
 from streamer.source.server.primary_of_standby import primary_hint, writable
 from streamer.source.slot_and_publications.column_lists import NO_LISTS, ColumnLists
@@ -550,6 +550,11 @@ def publication_changes(
     return changes
 
 
+def member_sql(publication: Publication, table: RelationName) -> str:
+    """Return the statement that adds *table*, which need not exist yet. Pure."""
+    return f"alter publication {quote_identifier(publication.name)} add table {_members([table])}"
+
+
 def moves_to_updates(
     source: SourceMapping, table: RelationName, existing: Mapping[str, Publication]
 ) -> list[str]:
@@ -688,13 +693,13 @@ async def _ensure_needed(
 
 async def _read_missing_grants(
     connection: Connection, membership: WantedMembers, refused: Collection[RelationName]
-) -> dict[RelationName, list[str]]:
+) -> Mapping[RelationName, list[str]]:
     """Return the GRANTs that the copies of *refused* tables need, so that an administrator gets all
     statements at once.
     """
     uncopied = {m.source for m in membership.mappings if m.rule.initial is Initial.NONE}
     identities = (i for i in membership.identities if i.name in refused and i.name not in uncopied)
-    return await read_missing_grants(connection, [identity.root.oid for identity in identities])
+    return (await read_role_rights(connection, [i.root.oid for i in identities])).grants
 
 
 _FORBIDDEN: Final = (
@@ -718,6 +723,11 @@ def _contention(source: SourceMapping, error: psycopg.Error) -> SourceContention
     )
 
 
+def administrator_steps(statements: Iterable[str]) -> Remedy:
+    """Return the remedy of a role that may not run *statements*. Pure."""
+    return Remedy.of("have an administrator run at the source: ", at_source(*statements))
+
+
 def _rejected(
     source: SourceMapping, error: psycopg.Error, statements: list[str]
 ) -> SourceRejectedError:
@@ -728,7 +738,7 @@ def _rejected(
         )
     return SourceRejectedError(
         f'source "{source.label}": {first_line(error)}',
-        hint=Remedy.of("have an administrator run at the source: ", at_source(*statements)),
+        hint=administrator_steps(statements),
     )
 
 
