@@ -58,12 +58,14 @@ class BlockingSession:
 class Sql:
     """Statements to run at a side. ``is_choice``: the statements end or remove an object that may
     still be in use. ``ended``: the sessions that streamer may end; the page has a button for each.
+    ``database``: the database to run the statements in; None for the database of the side.
     """
 
     side: Side
     statements: tuple[str, ...]
     is_choice: bool = False
     ended: tuple[BlockingSession, ...] = ()
+    database: str | None = None
 
     def __str__(self) -> str:
         return "; ".join(self.statements)
@@ -71,6 +73,7 @@ class Sql:
     def to_json(self) -> dict[str, Any]:
         return {
             "at": self.side,
+            "database": self.database,
             "sql": list(self.statements),
             "pids": [session.pid for session in self.ended],
             "transactions": [session.transaction for session in self.ended],
@@ -139,7 +142,8 @@ def _part(stored: Any) -> str | Step:
     if "sql" in stored:
         pairs = zip_longest(stored.get("pids", ()), stored.get("transactions", ()))
         ended = tuple(BlockingSession(pid, transaction) for pid, transaction in pairs)
-        return Sql(stored["at"], tuple(stored["sql"]), ended=ended)
+        statements, database = tuple(stored["sql"]), stored.get("database")
+        return Sql(stored["at"], statements, ended=ended, database=database)
     options = tuple(stored.get("options", ()))
     return Command(stored["command"], stored.get("action"), stored.get("table"), options)
 
@@ -156,12 +160,12 @@ def run(
     return Command(line, action, table, options)
 
 
-def at_source(*statements: str, is_choice: bool = False) -> Sql:
-    return Sql("source", statements, is_choice)
+def at_source(*statements: str, is_choice: bool = False, database: str | None = None) -> Sql:
+    return Sql("source", statements, is_choice, database=database)
 
 
-def at_target(*statements: str) -> Sql:
-    return Sql("target", statements)
+def at_target(*statements: str, database: str | None = None) -> Sql:
+    return Sql("target", statements, database=database)
 
 
 def join_remedies(remedies: Iterable[Remedy]) -> Remedy | None:

@@ -70,18 +70,23 @@ class Refusal:
 
     def remedy(self, text: str, login: SessionLogin) -> Remedy:
         """Return the remedy for the message *text*."""
-        words = self.advice.format(side=login.side, setting=login.setting)
+        match = re.search(self.text, text) if self.text else None
+        names = login.names | (match.groupdict() if match else {})
+        # A session to run the statement must not begin in the database that refuses sessions.
+        other = "template1" if names["database"] == "postgres" else "postgres"
+        words = self.advice.format(side=login.side, setting=login.setting, other=other)
         if self.kind is RefusalKind.LIMIT and login.needs:
             words = f"streamer needs {login.needs}; {words}"
         if not self.statement:
             return Remedy.of(words)
-        match = re.search(self.text, text)
-        names = login.names | (match.groupdict() if match else {})
         sql = self.statement.format(**{k: quote_identifier(v) for k, v in names.items()})
-        return Remedy.of(words, at_source(sql) if login.side == "source" else at_target(sql))
+        if login.side == "source":
+            return Remedy.of(words, at_source(sql, database=other))
+        return Remedy.of(words, at_target(sql, database=other))
 
 
 _ADMINISTRATOR: Final = "have an administrator run at the {side}: "
+_ELSEWHERE: Final = "have an administrator run at the {side}, in database {other}: "
 _LIMIT: Final = "raise or remove the limit; " + _ADMINISTRATOR
 _REFUSALS: Final = (
     Refusal(
@@ -122,7 +127,7 @@ _REFUSALS: Final = (
         "3D000",
         'database "(?P<database>.*)" does not exist',
         RefusalKind.LOGIN,
-        "correct the database in {setting}, or " + _ADMINISTRATOR,
+        "correct the database in {setting}, or " + _ELSEWHERE,
         "create database {database}",
     ),
     Refusal(
@@ -144,7 +149,7 @@ _REFUSALS: Final = (
         "55000",
         'database "(?P<database>.*)" is not currently accepting connections',
         RefusalKind.LOGIN,
-        _ADMINISTRATOR,
+        _ELSEWHERE,
         "alter database {database} allow_connections true",
     ),
     Refusal(

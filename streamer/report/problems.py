@@ -465,6 +465,10 @@ class _TableRules:
 
     def _state_problems(self) -> Iterator[Problem]:
         table, error, wait = self._table, self._table.error, self._table.wait
+        if table.state == "paused" and not table.is_over_delete_limit:
+            remedy = Remedy.of("resume it with: ", self._resume)
+            text = "is paused, and its changes wait"
+            yield self._new(ProblemKind.PAUSED, Severity.WARNING, text, remedy)
         if table.state == "error":
             yield self._stopped()
         elif table.is_over_delete_limit and error is not None:
@@ -475,15 +479,11 @@ class _TableRules:
         elif error is not None:
             yield self._new(
                 ProblemKind.DELAYED, Severity.WARNING, error.message,
-                _continuing(error.remedy, error.code), error=error,
+                self._continuing(error.remedy, error.code), error=error,
             )  # fmt: skip
-        if table.state == "paused" and not table.is_over_delete_limit:
-            remedy = Remedy.of("resume it with: ", self._resume)
-            text = "is paused, and its changes wait"
-            yield self._new(ProblemKind.PAUSED, Severity.WARNING, text, remedy)
         if wait is not None and not wait.is_turn and wait != DRAINER_QUEUE:
             text = f"waits for {wait.text}"
-            continues = _continuing(wait.remedy)
+            continues = self._continuing(wait.remedy)
             yield self._new(ProblemKind.WAIT, Severity.WARNING, text, continues)
         if table.state in _IN_SYNC:
             seconds = table.seconds_left
@@ -491,6 +491,11 @@ class _TableRules:
             if wait is not None and wait.is_turn:
                 text = f"waits for {wait.text}"
             yield self._new(ProblemKind.COPYING, Severity.INFO, text)
+
+    def _continuing(self, remedy: Remedy | None, code: str | None = None) -> Remedy | None:
+        """Add to *remedy* that streamer continues, unless the table itself has stopped."""
+        is_stopped = self._table.state in ("paused", "error")
+        return remedy if is_stopped else _continuing(remedy, code)
 
     def _stopped(self) -> Problem:
         """Return the problem of a table in error.

@@ -354,6 +354,19 @@ def test_a_late_heartbeat_without_a_known_reason_blames_no_server() -> None:
     )
 
 
+@pytest.mark.parametrize("state", ["paused", "error"])
+def test_a_stopped_table_that_also_waits_does_not_continue_after_the_wait(state: str) -> None:
+    """A session that ends does not resume a paused table."""
+    fact = FACTS["a copy that waits for a lock"]
+    stopped = replace(fact, table=fact.table | {"state": state})
+    problems = stopped.status().problems
+    assert [problem.kind.value for problem in problems] == [
+        "paused" if state == "paused" else "table",
+        "wait",
+    ]
+    assert CONTINUES not in problems[-1].sentence
+
+
 def test_the_heartbeats_of_a_source_that_does_not_stream_are_no_problem() -> None:
     """The missing stream is the problem, and a second problem would blame the target."""
     fact = replace(FACTS["a source that is unreachable"], heartbeat_seconds=900.0)
@@ -506,7 +519,10 @@ def test_a_target_whose_commits_wait_for_a_standby_is_not_fine() -> None:
     assert [late.text] == [problem.text for problem in shown.sources[0].problems]
     (item,) = problems_for_operator([], target.to_json())
     assert item["what"] == first.sentence
-    assert item["remedy"][-2] == {"text": "", "lines": "select 1;", "at": "dw"}
+    assert item["remedy"][:2] == [
+        {"text": "run (dw):", "lines": ""},
+        {"text": "", "lines": "select 1;"},
+    ]
     summary = next(line.plain for line in render_lines(shown)[1:])
     assert summary.endswith("2 need attention: target wait, shop:eu")
 

@@ -163,6 +163,23 @@ async def test_only_a_wrong_password_blames_the_file_of_the_password(
     assert type(error) is TargetPasswordError
 
 
+@pytest.mark.parametrize(("name", "other"), [("dw", "postgres"), ("postgres", "template1")])
+def test_a_statement_runs_in_a_database_other_than_the_one_that_refuses(
+    name: str, other: str
+) -> None:
+    text = f'database "{name}" is not currently accepting connections'
+    refusal = find_refusal(text)
+    assert refusal is not None
+    remedy = refusal.remedy(text, SessionLogin("target", URL, "the url"))
+    assert f"at the target, in database {other}: " in str(remedy)
+    (sql,) = remedy.sql
+    assert sql.database == other
+    # The bookkeeping and the API keep the database.
+    read = Remedy.from_json(remedy.to_json())
+    assert read is not None
+    assert read.sql == remedy.sql
+
+
 def test_several_hosts_have_the_remedy_of_each() -> None:
     login = SessionLogin("source", URL, "the url")
     texts = ('role "loader" does not exist', "sorry, too many clients already", "refused")

@@ -6,11 +6,12 @@ A problem has three parts: a headline, details, and the remedy with lines to cop
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Final
 
 from streamer.admin.live.effects_of_target import causes_of, remaining_problems
 from streamer.admin.live.status_view import address, table_address
-from streamer.errors.remedies import EVERY_TABLE, Command, Sql, Step
+from streamer.errors.remedies import EVERY_TABLE, Command, Remedy, Sql
 from streamer.report.problems import Problem, ProblemKind, Severity, Subject, worst_first
 
 Row = dict[str, Any]
@@ -63,7 +64,6 @@ def shown(problem: Problem, target: str = "target") -> Row:
     """
     headline, _, details = problem.text.partition("; ")
     place = _place(problem)
-    parts = () if problem.remedy is None else problem.remedy.parts
     places = {"source": problem.subject.source, "target": target.partition(" at ")[0]}
     return {
         "place": place,
@@ -71,7 +71,7 @@ def shown(problem: Problem, target: str = "target") -> Row:
         "what": problem.sentence,
         "headline": headline,
         "details": details,
-        "remedy": [_part(part, places) for part in parts],
+        "remedy": list(_parts(problem.remedy, places)),
         "address": _page(problem.subject),
         "kind": "bad" if problem.severity is Severity.ERROR else "warning",
         "runbook": problem.runbook,
@@ -87,14 +87,18 @@ def _place(problem: Problem) -> str:
     return name[:1].upper() + name[1:] or str(problem.subject)
 
 
-def _part(part: str | Step, places: dict[str, str | None]) -> Row:
-    """Return a text, or a step as lines to copy with the database in which to run SQL."""
-    if isinstance(part, Sql):
-        lines = "\n".join(f"{sql};" for sql in part.statements)
-        return {"text": "", "lines": lines, "at": places[part.side]}
-    if isinstance(part, Command):
-        return {"text": "", "lines": part.line, "at": None}
-    return {"text": part, "lines": "", "at": None}
+def _parts(remedy: Remedy | None, places: dict[str, str | None]) -> Iterable[Row]:
+    """Yield texts, and steps as lines to copy. The text before SQL names the database."""
+    parts = () if remedy is None else remedy.parts
+    for part, following in zip_longest(parts, parts[1:]):
+        if isinstance(part, Sql):
+            yield {"text": "", "lines": "\n".join(f"{sql};" for sql in part.statements)}
+        elif isinstance(part, Command):
+            yield {"text": "", "lines": part.line}
+        else:
+            text, is_named = part.rstrip(" :"), isinstance(following, Sql)
+            database = places[following.side] if is_named and not following.database else None
+            yield {"text": f"{text} ({database}):" if database else part, "lines": ""}
 
 
 def _first_command(problem: Problem) -> str | None:
