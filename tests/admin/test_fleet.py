@@ -9,12 +9,14 @@ import pytest
 
 from streamer.admin.live.fleet_overview import LineFilter, choose, fleet_overview_of, groups
 from streamer.admin.live.status_view import source_view
+from streamer.admin.page.number_text import unbroken
 from streamer.admin.page.overview_page import SOURCES_PER_PAGE
 from streamer.admin.page.render_templates import environment
 from streamer.admin.service import act_on_many_sources
 from streamer.commands.table_requests import SourceKey, SourceOutcome
 from streamer.commands.table_requests import choose as choose_tables
 from streamer.errors.error_classes import RUNBOOKS, InvalidError
+from streamer.errors.remedies import EVERY_TABLE, run
 from tests.support.admin import CREDENTIALS, VIEWER_TOKEN, Admin, OpenAdmin
 from tests.support.fleet import a_source, a_table, large_fleet, show_fleet
 
@@ -39,6 +41,15 @@ async def test_two_hundred_sources_with_20000_tables_are_one_small_page(
                       "waits for its turn: number 2 of 3", "25 % copied", "199 of 200 sources stream"):  # fmt: skip
             assert words in page, words
         assert page.count(f'href="{RUNBOOKS}/') >= 3
+        # A lost slot: no table is ready, no WAL waits, and the command is complete.
+        lost = page.partition('id="line/shop:t017"')[2].partition("</tr>")[0]
+        assert "100 without a stream" in lost
+        assert ">0 of 100 ready<" in lost
+        assert "<strong>slot streamer_shop is gone</strong>" in lost
+        again = run("resync", EVERY_TABLE, database="shop", sid="t017")
+        assert f"<pre data-copy><code>{unbroken(again.line)}</code></pre>" in lost
+        assert '<span class="option">--database shop</span>' in lost
+        assert "4.0" not in lost
         # The script of an open page gets no events of single tables.
         assert "data-brief" in page
 

@@ -484,7 +484,8 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
         ):
             found = problems[name]
             assert found is not None, name
-            assert f"<pre data-copy>streamer {command} --database shop</pre>" in found[0], found[0]
+            shown = f'streamer {command} <span class="option">--database shop</span>'
+            assert f"<pre data-copy><code>{shown}</code></pre>" in found[0], found[0]
             assert re.findall(r'name="action" value="(\w+)"', found[0]) == buttons
             assert f'href="/help/{runbook}"' in found[0]
             assert (await client.get(f"/help/{runbook}")).status_code == 200

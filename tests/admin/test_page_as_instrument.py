@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from streamer.admin.live import status_reader
-from streamer.admin.page.number_text import NO_VALUE, state_kind, state_word
+from streamer.admin.page.number_text import NO_VALUE, state_kind, state_word, unbroken
 from streamer.errors.error_classes import TargetConnectionError, UnreadyError
 from streamer.errors.error_reports import TableWait
 from streamer.postgres.secret import Secret
@@ -67,7 +67,7 @@ async def test_code_in_a_message_is_set_as_code(
         monkeypatch.setattr(status_reader.StatusReader, "_is_current", lambda *_: True)
         page = (await client.get("/")).text
         assert "set <code>on_error</code> &lt;b&gt;</strong>" in page
-        assert "<pre data-copy>streamer resume public.u --database shop</pre>" in page
+        assert f"<code>{unbroken('streamer resume public.u --database shop')}</code>" in page
 
 
 async def test_events_are_filtered_by_kind_and_source_and_have_durations(

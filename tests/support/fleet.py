@@ -17,6 +17,7 @@ from streamer.admin.live.minute_series import FINE_SECONDS, Series
 from streamer.admin.service.admin_service import AdminService
 from streamer.commands import table_requests
 from streamer.config import static_mapping
+from streamer.errors.remedies import EVERY_TABLE, Remedy, at_target, run
 from streamer.mapping.rules import Mapping
 
 DATABASES = ("billing", "shop", "stock", "web")
@@ -48,8 +49,10 @@ def large_fleet(sources: int = 200, tables: int = 100) -> list[dict[str, Any]]:
         values: dict[str, Any] = {"lag_seconds": number / 1000}
         match number:
             case 17:
+                again = Remedy.of("run: ", run("resync", EVERY_TABLE, database="shop", sid="t017"))
                 values = {"state": "error", "error": "slot streamer_shop is gone",
-                          "hint": "run: streamer resync", "lag_seconds": None}  # fmt: skip
+                          "remedy": again.to_json(), "lag_seconds": None,
+                          "retained_wal_bytes": None}  # fmt: skip
             case 33:
                 streamed[7] |= {
                     "state": "error",
@@ -82,7 +85,9 @@ def pictured_fleet() -> list[dict[str, Any]]:
             streamed[2] |= {
                 "state": "error",
                 "error": "column note is missing in the target",
-                "hint": "run at the target: ALTER TABLE orders ADD COLUMN note text",
+                "remedy": Remedy.of(
+                    "run at the target: ", at_target("alter table orders add column note text")
+                ).to_json(),
             }
         elif number in (18, 37):
             streamed[2] |= {"state": "copying", "rows_copied": number * 20_000, "rows_total": 1_000_000,

@@ -28,6 +28,8 @@ HEALTHS: Final = ("bad", "warning", "busy", "good", "quiet")
 """The health of a source, by urgency: `bad` needs an operator first, `quiet` has no stream."""
 SORTS: Final = ("need", "name", "lag", "wal")
 PROBLEMS_SHOWN: Final = 2
+_FIELDS: Final = ("place", "kind", "runbook", "command", "remedy")
+"""The fields of a problem in a line, besides texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class LineFilter:
 def fleet_overview_of(sources: Sequence[Row], target: Row | None = None) -> FleetOverview:
     """Return all sources, one line each."""
     causes = causes_of(target)
-    lines = [_line(source, causes) for source in sources]
+    name = (target or {}).get("name", "target")
+    lines = [_line(source, causes, name) for source in sources]
     queue = [line.row for line in lines if line.row["copies"] or line.row["waiting_for"]]
     queue.sort(key=lambda row: (row["copies"] is None, row["seconds_left"] or 0.0))
     return FleetOverview(
@@ -112,10 +115,11 @@ def fleet_overview_of(sources: Sequence[Row], target: Row | None = None) -> Flee
     )
 
 
-def _line(source: Row, causes: Sequence[Problem]) -> SourceLine:
+def _line(source: Row, causes: Sequence[Problem], target: str) -> SourceLine:
+    """Return the line of *source*. *target*: the name of the target."""
     tables = source["tables"]
     label = SourceLabel(source["database"], source["sid"])
-    problems = [shown(problem) for problem in remaining_problems(source, causes)]
+    problems = [shown(problem, target) for problem in remaining_problems(source, causes)]
     shown_state = state_of_source(source, causes)
     copies = status_view.copy_progress([source])
     waiting_for = source.get("waiting_for")
@@ -128,8 +132,8 @@ def _line(source: Row, causes: Sequence[Problem]) -> SourceLine:
         "health": _health(shown_state, problems, is_busy=bool(copies or waiting_for)),
         "problem_count": len(problems),
         "problems": [
-            {name: problem[name] for name in ("place", "what", "kind", "runbook", "command")}
-            | {"what": redact(problem["what"])}
+            {name: problem[name] for name in _FIELDS}
+            | {name: redact(problem[name]) for name in ("what", "headline", "details")}
             for problem in sorted(problems, key=lambda problem: problem["kind"] != "bad")[
                 :PROBLEMS_SHOWN
             ]

@@ -102,6 +102,13 @@ def prose(text: str) -> Markup:
     )
 
 
+def unbroken(line: str) -> Markup:
+    """Write a command so that a narrow page breaks the line before an option, not inside."""
+    first, *options = re.split(r" (?=--\w)", line)
+    option = Markup(' <span class="option">{}</span>')
+    return escape(first) + Markup("").join(option.format(each) for each in options)
+
+
 _STATES: Final = {
     "streaming": "good",
     "reachable": "good",

@@ -72,6 +72,7 @@ def environment() -> Environment:
         "state_kind": number_text.state_kind,
         "state_word": number_text.state_word,
         "prose": number_text.prose,
+        "unbroken": number_text.unbroken,
         "redact": redact,
     }
     versions = {name: asset.version for name, asset in assets().items()}
