@@ -31,7 +31,7 @@ file describes differently. The process reads once for two views, and each comma
 """
 _FIGURES: Final = re.compile(r"\d[\d.,]*( (ms|s|min|h))?")
 """Figures that grow between two views."""
-_CODE: Final = re.compile("</?code>|`")
+_CODE: Final = re.compile(r'<span class="option">([^<]*)</span>|</?code>|`')
 _MARKS: Final = re.compile(r"(<[^>]*>|[;,:\s])+")
 """The page marks up code, and puts the parts of a problem on separate lines, where other views use
 punctuation.
@@ -99,7 +99,7 @@ class Site:
             ready = self.get("/readyz")
             return "" if ready is None else "\n".join(_strings(ready.json()))
         page = self.get("/")
-        return "" if page is None else html.unescape(_CODE.sub("", page.text))
+        return "" if page is None else html.unescape(_CODE.sub(r"\1", page.text))
 
     def status(self) -> Any:
         """Return the output of `streamer status --json`."""
@@ -204,7 +204,7 @@ class Site:
 
 def _plain(text: str) -> str:
     """Return a text without figures and marks."""
-    return _FIGURES.sub("#", _MARKS.sub(" ", _CODE.sub("", text)))
+    return _FIGURES.sub("#", _MARKS.sub(" ", _CODE.sub(r"\1", text)))
 
 
 def _strings(value: Any) -> Iterator[str]:

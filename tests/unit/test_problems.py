@@ -520,8 +520,8 @@ def test_a_target_whose_commits_wait_for_a_standby_is_not_fine() -> None:
     (item,) = problems_for_operator([], target.to_json())
     assert item["what"] == first.sentence
     assert item["remedy"][:2] == [
-        {"text": "run (dw):", "lines": ""},
-        {"text": "", "lines": "select 1;"},
+        {"text": "run: ", "lines": "", "at": "dw"},
+        {"text": "", "lines": "select 1;", "at": None},
     ]
     summary = next(line.plain for line in render_lines(shown)[1:])
     assert summary.endswith("2 need attention: target wait, shop:eu")

@@ -88,17 +88,21 @@ def _place(problem: Problem) -> str:
 
 
 def _parts(remedy: Remedy | None, places: dict[str, str | None]) -> Iterable[Row]:
-    """Yield texts, and steps as lines to copy. The text before SQL names the database."""
+    """Yield texts, and steps as lines to copy. ``at``: the database of the SQL after a text,
+    unless the text names a database.
+    """
     parts = () if remedy is None else remedy.parts
     for part, following in zip_longest(parts, parts[1:]):
         if isinstance(part, Sql):
-            yield {"text": "", "lines": "\n".join(f"{sql};" for sql in part.statements)}
+            lines = "\n".join(f"{sql};" for sql in part.statements)
+            yield {"text": "", "lines": lines, "at": None}
         elif isinstance(part, Command):
-            yield {"text": "", "lines": part.line}
+            yield {"text": "", "lines": part.line, "at": None}
         else:
-            text, is_named = part.rstrip(" :"), isinstance(following, Sql)
-            database = places[following.side] if is_named and not following.database else None
-            yield {"text": f"{text} ({database}):" if database else part, "lines": ""}
+            at = None
+            if isinstance(following, Sql) and following.database is None:
+                at = places[following.side]
+            yield {"text": part, "lines": "", "at": at}
 
 
 def _first_command(problem: Problem) -> str | None:

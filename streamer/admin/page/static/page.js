@@ -278,9 +278,13 @@ if (keys) {
 }
 
 // A phone shows the present page in the row of pages. To scroll the window would lose the reader's place.
-for (const link of $(".top nav [aria-current]")) {
-  link.parentElement.scrollLeft = link.offsetLeft - 24;
+function showPresentPage() {
+  for (const link of $(".top nav [aria-current]")) {
+    link.parentElement.scrollLeft = link.offsetLeft - 24;
+  }
 }
+showPresentPage();
+addEventListener("resize", showPresentPage);
 
 // ---- small comforts --------------------------------------------------------------------------
 
