@@ -106,7 +106,7 @@ def unbroken(line: str) -> Markup:
     """Write a command so that a narrow page breaks the line before an option, not inside."""
     first, *options = re.split(r" (?=--\w)", line)
     option = Markup(' <span class="option">{}</span>')
-    return escape(first) + Markup("").join(option.format(each) for each in options)
+    return escape(first) + Markup("").join(option.format(text) for text in options)
 
 
 _STATES: Final = {
