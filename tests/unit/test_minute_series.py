@@ -60,6 +60,16 @@ def test_a_process_that_stood_still_leaves_a_gap_and_a_clock_that_goes_back_begi
     assert series.points("shop") == []
 
 
+def test_a_curve_begins_with_the_first_sample_and_not_with_the_minute_of_the_sample() -> None:
+    series: Series[str] = Series()
+    first = START + 3 * FINE_SECONDS
+    times = range(first, first + COARSE_SECONDS + FINE_SECONDS, FINE_SECONDS)
+    for at in times:
+        series.add(at, {"shop": (1.0, 200.0, None)})
+    assert [at for at, _ in series.points("shop")] == [*times]
+    assert [at for at, _ in series.totals(by_minute=False)] == [*times]
+
+
 def test_only_newer_values_are_returned() -> None:
     points = filled(600).points("shop", since=START + 570)
     assert [at for at, _ in points] == [START + 580, START + 590]

@@ -272,9 +272,12 @@ def _joined(fine: list[Point], coarse: list[Point], since: float) -> list[Point]
     """Return the points after *since*: minutes before the first fine point, and fine points."""
     if fine:
         begin = fine[0][0]
+        minute = begin - begin % COARSE_SECONDS
         minutes = {at: values for at, values in coarse if has_values(values)}
-        coarse = [point for point in coarse if point[0] < begin]
-        coarse += _gap(coarse, begin - begin % COARSE_SECONDS)
+        # Without a minute before, no process knew a value at the begin of this minute.
+        end = begin if minute - COARSE_SECONDS in minutes else minute
+        coarse = [point for point in coarse if point[0] < end]
+        coarse += _gap(coarse, minute)
         fine = list(_filled(fine, minutes))
         # The clock of the process that now runs the source may be ahead.
         end = fine[-1][0]
