@@ -209,8 +209,8 @@ class SourceRejectedError(SourceError):
 
 
 class SourceContentionError(SourceError):
-    """A session at the source has held a lock for more than ten seconds, or has changed a
-    definition that the server was reading.
+    """Sessions at the source held a lock for ten seconds, changed a definition meanwhile, or ran
+    too many transactions for a snapshot.
     """
 
     code = "source_busy"

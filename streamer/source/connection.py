@@ -57,6 +57,8 @@ _CONNECTION_DEFAULTS: Final = {
 }
 
 _BY_SQLSTATE: Final[dict[str, type[StreamerError]]] = {
+    "40001": SourceContentionError,  # serialization_failure
+    "40P01": SourceContentionError,  # deadlock_detected
     "55P03": SourceContentionError,  # lock_not_available
     "55006": SlotInUseError,  # object_in_use
     "42704": SlotMissingError,  # undefined_object
@@ -118,6 +120,8 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
     kind = _BY_SQLSTATE.get(state) or _BY_MEANING.get(means, SourceError)
     text = quote_unrecognized(first_line(error), state, error.diag.context)
     hint = PRIVILEGE_HINT if state == "42501" else None
+    if "snapshot too large" in text:  # "initial slot snapshot too large"
+        hint = "too many transactions ran while the source created a slot; streamer tries again"
     return kind(f'source "{label}": {text}', hint=hint)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from streamer.errors.error_classes import (
     SourceConnectionError,
+    SourceContentionError,
     SourceRejectedError,
     TargetConnectionError,
 )
@@ -98,3 +99,19 @@ def test_a_server_that_closes_a_connection_has_one_message() -> None:
         translated = target_connection.translate(error)
         assert isinstance(translated, TargetConnectionError)
         assert translated.message == "target: server closed the connection unexpectedly"
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (psycopg.errors.SerializationFailure("initial slot snapshot too large"), "transactions"),
+        (psycopg.errors.DeadlockDetected("deadlock detected"), None),
+    ],
+)
+def test_a_source_that_answers_with_a_conflict_is_busy_and_reachable(
+    error: psycopg.Error, hint: str | None
+) -> None:
+    translated = source_connection.translate(error, "shop")
+    assert type(translated) is SourceContentionError
+    assert (hint is None) == (translated.remedy is None)
+    assert hint is None or hint in str(translated.remedy)
