@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.lanes.lane import STAYING, Hold, Lane, until_changed
+from streamer.apply.lanes.spool import OpenTransactionDiscarded
 from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
 from streamer.apply.write.planner import Planner
 from streamer.apply.write.target_transaction import CONFLICTS_KEPT
@@ -44,6 +45,8 @@ LOCK_SECONDS: Final = 10.0
 ERROR_RETRY_SECONDS: Final = 5.0
 REPORTED_WAIT: Final = 2
 """From this attempt on, the status shows that the target does not accept changes."""
+PLANNED_BYTES: Final = 64 * 1024
+"""The number of bytes of held changes that a lane reads to plan its next turn."""
 TURN_SECONDS: Final = 2.0
 """How long a lane may keep a connection for which another lane waits."""
 
@@ -117,9 +120,11 @@ class Drainer:
         plans_may_be_stale = True
         while await _may_drain(lane):
             try:
-                async with self._slot_for(lane):
-                    with contained(f'applying changes of "{lane.name}"'):
-                        await self._drain_turn(lane, plans_may_be_stale)
+                with contained(f'applying changes of "{lane.name}"'):
+                    if plans_may_be_stale:
+                        await self._plan_again(lane)
+                    async with self._slot_for(lane):
+                        await self._drain_turn(lane)
             except (*RIGHT_LOST, TransportError):
                 raise
             except StreamerError as exc:
@@ -177,14 +182,29 @@ class Drainer:
         finally:
             self._slots.release()
 
-    async def _drain_turn(self, lane: Lane, plans_may_be_stale: bool) -> None:
+    async def _plan_again(self, lane: Lane) -> None:
+        """Plan the next changes of *lane* before the lane needs a connection.
+
+        A plan reads the source, which may be slow. Lanes that plan at the same time share the
+        queries.
+        """
+        if lane.requests:
+            return
+        try:
+            transactions = lane.read_held(PLANNED_BYTES)
+        except OpenTransactionDiscarded:
+            transactions = []
+        lane.front.rewind()
+        await self._planner.renew_plans(transactions)
+
+    async def _drain_turn(self, lane: Lane) -> None:
         """Apply some of the changes that *lane* holds, on a connection of the pool."""
         writer = self._idle.pop() if self._idle else self._new_writer()
         lane.is_draining = True
         try:
             await writer.transaction.connect([lane.owner.fence])
             lane.backend_pid = writer.target.backend_pid
-            turn = Turn(lane, writer, self._planner, self._metrics, plans_may_be_stale)
+            turn = Turn(lane, writer, self._planner, self._metrics)
             until = time.monotonic() + TURN_SECONDS
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
                 pass

@@ -53,13 +53,11 @@ class Turn:
         writer: QuarantineWriter,
         planner: Planner,
         metrics: Metrics,
-        plans_may_be_stale: bool,
     ) -> None:
         self._lane = lane
         self._writer = writer
         self._planner = planner
         self._metrics = metrics
-        self._plans_may_be_stale = plans_may_be_stale
 
     async def apply_next(self) -> bool:
         """Fulfil a request, or apply the next transactions; return False if there are none."""
@@ -73,10 +71,6 @@ class Turn:
             return True
         if not transactions:
             return False
-        if self._plans_may_be_stale:
-            self._plans_may_be_stale = False
-            for lane_transaction in transactions:
-                self._planner.invalidate(lane_transaction)
         try:
             allowed = await self._before_delete_limit(transactions)
         except StreamerError:  # the next turn takes the same transactions

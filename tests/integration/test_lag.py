@@ -1,10 +1,14 @@
 """The age of changes that are not visible yet, and the sessions that a table waits for."""
 
+import asyncio
 import re
 
 import pytest
 
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.write.planner import Planner
 from streamer.drain import drainer
+from streamer.schema.source_definition import DefinedColumn
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
@@ -92,3 +96,48 @@ async def test_a_table_that_queues_for_a_connection_of_the_drainer_says_so(
         await streamer.eventually(is_over, 60)
         for table in tables:
             assert_same(source, target, table)
+
+
+async def test_a_plan_that_waits_for_the_source_keeps_no_connection_of_the_drainer(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drainer, "DRAINERS_MAX", 1)
+    monkeypatch.setattr(drainer, "LOCK_SECONDS", 1.0)
+    answers, asked = asyncio.Event(), asyncio.Event()
+    answers.set()
+    define = Planner._define
+
+    async def wait_and_define(planner: Planner, mapped: MappedRelation) -> dict[str, DefinedColumn]:
+        if mapped.mapping.source.name == "slow":
+            asked.set()
+            await answers.wait()
+        return await define(planner, mapped)
+
+    monkeypatch.setattr(Planner, "_define", wait_and_define)
+    for table in ("slow", "quick"):
+        source.execute(f"create table {table} (id int primary key)")
+    async with stream("slow:\nquick:", settings="workers: 1") as streamer:
+        await streamer.caught_up()
+        with target.connect() as user:
+            user.execute("begin")
+            for table in ("slow", "quick"):
+                user.execute(f"lock table {table} in access exclusive mode".encode())
+                source.execute(f"insert into {table} values (1)")
+
+            async def are_held() -> bool:
+                tables = [await streamer.table(f"public.{name}") for name in ("slow", "quick")]
+                return all(table["held_changes"] for table in tables)
+
+            await streamer.eventually(are_held, 60)
+            answers.clear()
+            asked.clear()
+            await asyncio.wait_for(asked.wait(), 60)
+            user.execute("rollback")
+
+        async def is_applied() -> bool:
+            return target.execute("select count(*) from quick") == [(1,)]
+
+        await streamer.eventually(is_applied, 30)
+        answers.set()
+        await streamer.caught_up(60)
+        assert_same(source, target, "slow")

@@ -1,7 +1,6 @@
 """Plans for relations, made from the target's catalogs at the first change of a definition."""
 
 import asyncio
-import contextlib
 import copy
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from streamer.decode.former_labels import FormerLabels, Labels
 from streamer.decode.pgoutput import Relation, next_number
 from streamer.errors.error_classes import (
     ColumnsRenamedError,
+    Retry,
     StreamerError,
     TargetError,
     TargetSchemaError,
@@ -147,7 +147,9 @@ class Planner:
         write to the table. Raises TargetSchemaError if the target does not fit, TransportError if
         only binary does not fit, TargetContentionError, TargetConnectionError.
         """
-        await self._plan_first([lane_transaction, *ahead])
+        unplanned = _find_unplanned([lane_transaction, *ahead])
+        if len(unplanned) > 1:  # an error appears again when the transaction is due
+            await self._make_all(unplanned)
         plans: list[ApplyPlan | None] = []
         changed = set(earlier)
         for mapped, changes in lane_transaction.changes:
@@ -159,29 +161,34 @@ class Planner:
             changed.add(mapped)
         return plans
 
-    async def _plan_first(self, transactions: Iterable[LaneTransaction]) -> None:
-        """Plan the relations of *transactions* that lack a plan, concurrently.
+    async def renew_plans(self, transactions: Iterable[LaneTransaction]) -> None:
+        """Make new plans for the relations of *transactions*, concurrently.
 
-        `plans` raises an error again when the transaction is due.
+        Raises the StreamerError of a server that does not answer now. A permanent error appears
+        again when the transaction is due.
         """
-        first: dict[MappedRelation, Relation] = {}
-        for lane_transaction in takewhile(
-            lambda lane_transaction: not lane_transaction.redefines, transactions
-        ):
-            for mapped, changes in lane_transaction.changes:
-                if mapped.plan is None and not mapped.has(lane_transaction.transaction):
-                    first.setdefault(mapped, changes.relation)
-        if len(first) > 1:
-            await asyncio.gather(
-                *(self._try_make(mapped, relation) for mapped, relation in first.items())
-            )
+        transactions = list(transactions)
+        for lane_transaction in transactions:
+            self.invalidate(lane_transaction)
+        for error in await self._make_all(_find_unplanned(transactions)):
+            if error is not None and error.retry is Retry.TIMED:
+                raise error
 
-    async def _try_make(self, mapped: MappedRelation, relation: Relation) -> None:
-        with (
-            contextlib.suppress(StreamerError),
-            contained(f'planning for "{mapped.mapping.source}"'),
-        ):
-            await self._make(mapped, relation)
+    async def _make_all(
+        self, relations: Mapping[MappedRelation, Relation]
+    ) -> list[StreamerError | None]:
+        """Plan *relations* concurrently, with shared queries; return the error of each."""
+        return await asyncio.gather(
+            *(self._try_make(mapped, relation) for mapped, relation in relations.items())
+        )
+
+    async def _try_make(self, mapped: MappedRelation, relation: Relation) -> StreamerError | None:
+        try:
+            with contained(f'planning for "{mapped.mapping.source}"'):
+                await self._make(mapped, relation)
+        except StreamerError as exc:
+            return exc
+        return None
 
     async def _read_targets(
         self, keys: list[tuple[FencingToken, RelationName]]
@@ -518,6 +525,20 @@ class Planner:
 
     async def close(self) -> None:
         await self._kept.close()
+
+
+def _find_unplanned(
+    transactions: Iterable[LaneTransaction],
+) -> dict[MappedRelation, Relation]:
+    """Return the relations without a plan that change before the next definition change."""
+    unplanned: dict[MappedRelation, Relation] = {}
+    for lane_transaction in takewhile(
+        lambda lane_transaction: not lane_transaction.redefines, transactions
+    ):
+        for mapped, changes in lane_transaction.changes:
+            if mapped.plan is None and not mapped.has(lane_transaction.transaction):
+                unplanned.setdefault(mapped, changes.relation)
+    return unplanned
 
 
 def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
