@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from streamer.admin.live.status_view import queue_of
+from streamer.admin.live.status_view import queue_of, source_view
 from streamer.admin.live.status_view import summary as summary_of_page
+from streamer.admin.page.render_templates import environment
 from streamer.bookkeeping.replicas import Fleet, ReplicaRecord
 from streamer.bookkeeping.sources import SourceRecord
 from streamer.commands.check.findings import from_problem
@@ -104,6 +105,19 @@ def test_a_table_is_ready_only_while_its_source_streams() -> None:
     )
     rows = [line.partition("  clone")[0].split() for line in shown(tables) if "clone" in line]
     assert rows == [["a", "without", "a", "stream", "a"], ["a", "ready", "a"]]
+
+
+def test_the_page_counts_rejected_changes_of_ready_tables() -> None:
+    tables = [source("eu", "streaming", replace(table("a"), quarantined=12), table("b"))]
+    rows = [status.to_json() for status in tables]
+    assert summary_of_page(rows) == "1 source streams, 2 tables ready, 12 changes in quarantine"
+    (shown_source,) = map(source_view, rows)
+    state_of = getattr(environment().get_template("macros.html").module, "state_of")  # noqa: B009
+    badges = [str(state_of(row)) for row in shown_source["tables"]]
+    assert badges == [
+        '<span class="state warning">ready, 12 in quarantine</span>',
+        '<span class="state good">ready</span>',
+    ]
 
 
 def test_a_table_that_waits_for_a_lock_is_not_ready() -> None:

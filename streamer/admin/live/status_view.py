@@ -289,6 +289,8 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
     ):
         if number := counts.get(state):
             parts.append(f"{number} {'table' if number == 1 else 'tables'} {word}")
+    if rejected := sum(t.get("quarantined") or 0 for source in sources for t in source["tables"]):
+        parts.append(f"{rejected} {'change' if rejected == 1 else 'changes'} in quarantine")
     return ", ".join(parts)
 
 
