@@ -121,7 +121,7 @@ async def test_check_names_publications_that_another_session_dropped(
         path = streamer.path
     source.execute("drop publication streamer_shop")
     report = await check(*static_mapping.load(path))
-    (problem,) = [f for f in report.findings if "were dropped by another session" in f.problem]
+    (problem,) = [f for f in report.findings if "dropped by another session" in f.problem]
     assert problem.severity is Severity.ERROR
     assert problem.fix is not None
     assert "streamer resync" in str(problem.fix)

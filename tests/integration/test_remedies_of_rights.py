@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from streamer.control.resync_options import Resync
+from streamer.copy.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.remedies import Operator, remedy_of
 from tests.support.runbooks import run_block
@@ -141,7 +143,11 @@ def _statements(table: str, role: str) -> list[str]:
 
 
 async def test_lost_publications_name_the_statements_for_an_administrator(
-    reader: str, source: Database, target: Database, stream: MakeStreamer
+    reader: str,
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source.execute(
         f"alter role {reader} replication; revoke create on database {source.name} from {reader};"
@@ -153,7 +159,7 @@ async def test_lost_publications_name_the_statements_for_an_administrator(
         await operator.follow(await remedy_of(streamer, None, "permission denied for database"))
         await streamer.caught_up(SECONDS)
         source.execute("drop publication streamer_shop, streamer_shop_ins")
-        remedy = await remedy_of(streamer, None, "were dropped by another session")
+        remedy = await remedy_of(streamer, None, "dropped by another session")
         assert (await streamer.status())["runbook"] == "/help/runbooks/table-gone"
         created = [sql for step in remedy.sql for sql in step.statements]
         assert [sql.split()[:3] for sql in created] == [
@@ -168,6 +174,20 @@ async def test_lost_publications_name_the_statements_for_an_administrator(
         await streamer.caught_up(SECONDS)
         assert_same(source, target, "t")
         assert target.execute("select v from past order by kvsz_id") == [(1,), (2,)]
+        # WHEN the resync of all tables comes before the statements
+        source.execute("drop publication streamer_shop, streamer_shop_ins")
+        await remedy_of(streamer, None, "dropped by another session")
+        prepared: list[SparkLauncher] = []
+        monkeypatch.setattr(SparkLauncher, "prepare", lambda self: prepared.append(self))
+        await streamer.ask("resync", "public.t")
+        await streamer.ask("resync", "public.past", **Resync(skips_changes=True).to_json())
+        # THEN the source names its missing publications, and starts no Spark until it has them
+        remedy = await remedy_of(streamer, None, "has no publications")
+        assert (await streamer.status())["runbook"] == "/help/runbooks/table-gone"
+        assert not prepared
+        await operator.follow(remedy)
+        await streamer.caught_up(SECONDS)
+        assert_same(source, target, "t")
 
 
 @pytest.mark.parametrize("capture", ["capture", "off"])

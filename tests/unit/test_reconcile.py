@@ -491,7 +491,9 @@ def test_streamer_forgets_a_fingerprint_before_it_changes_a_list() -> None:
 
 
 def test_a_lost_publication_ends_the_stream() -> None:
-    with pytest.raises(UnpublishedError, match="were dropped by another session"):
+    with pytest.raises(
+        UnpublishedError, match='publication "streamer_shop" of source "shop" was dropped by'
+    ):
         World(replace(PUBLISHED, fingerprint="8.1")).run()
     assert World(replace(PUBLISHED, fingerprint="8.1"), table=ASIDE).run()[1].cases == {}
 
@@ -513,6 +515,24 @@ def test_a_lost_publication_names_the_statements_that_the_role_may_not_run(
         (created,) = statements
         assert created.startswith('create publication "streamer_shop" for table only "public"."t"')
     assert "the past of history and append tables gets a gap; run: " in str(remedy)
+
+
+def test_a_new_publication_of_an_administrator_lacks_only_its_tables() -> None:
+    world = World()
+    present = [replace(each, fingerprint="9.9", is_owned=False) for each in (ABSENT, world.inserts)]
+    for publications, statements in (
+        (present, [ADD]),
+        ([replace(present[0], members=PUBLISHED.members), present[1]], []),
+    ):
+        with pytest.raises(UnpublishedError) as caught:
+            reconcile(
+                world.state(KEYED, *publications),
+                [MappedTable(world.mapping, LAST, oid=1, is_in_sync=True)],
+                SOURCE,
+            )
+        remedy = caught.value.remedy
+        assert remedy is not None
+        assert [statement for sql in remedy.sql for statement in sql.statements] == statements
 
 
 @pytest.mark.parametrize(("kind", "gap"), [(TableType.CLONE, ""), (TableType.APPEND, "its past")])

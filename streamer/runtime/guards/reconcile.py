@@ -53,6 +53,7 @@ from streamer.source.slot_and_publications.publication import (
     interrupted_error,
     member_sql,
     membership_fingerprint,
+    name_publications,
     publication_changes,
     publication_faults,
     unlogged_error,
@@ -339,18 +340,30 @@ def _require_publications(
             database=source.database,
             sid=source.sid,
         )
+        names = _name_lost(state, lost, source)
+        were = "were" if len(names) > 1 else "was"
         raise UnpublishedError(
-            f'publications of source "{source.label}" were dropped by another session, '
-            "so changes may be missing",
+            f'{name_publications(names)} of source "{source.label}" {were} dropped by another '
+            "session, so changes may be missing",
             hint=Remedy.of(_advise_creation(state, tables, source), again),
         )
+
+
+def _name_lost(state: SourceState, lost: Iterable[MappedTable], source: SourceMapping) -> list[str]:
+    """Return the publications that are missing, and the former publications of *lost* tables."""
+    former = {
+        source.publication_inserts if table.last.identity == NONE else source.publication
+        for table in lost
+    }
+    names = source.publication, source.publication_inserts
+    return [name for name in names if name in former or name not in state.publications]
 
 
 def _advise_creation(
     state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
 ) -> Remedy | None:
     """Return the statements that create the missing publications, unless streamer may run them."""
-    if state.may_create:
+    if state.may_create and all(p.is_owned for p in state.publications.values()):
         return None
     present = [table for table in tables if table.name in state.identities]
     identities = [state.identities[table.name] for table in present]
@@ -358,7 +371,7 @@ def _advise_creation(
     lists = column_lists(mappings, identities, state.publications.values(), state.version)
     members = WantedMembers(identities, mappings, lists)
     changes = publication_changes(source, members, state.publications, state.version)
-    return Remedy.of(administrator_steps(changes.needed), "; ")
+    return Remedy.of(administrator_steps(changes.needed), "; ") if changes.needed else None
 
 
 def _find_departed(state: SourceState, tables: Sequence[MappedTable]) -> dict[RelationName, Case]:
@@ -472,8 +485,7 @@ def _gone_error(table: MappedTable, state: SourceState, source: SourceMapping) -
 def _expect_statements(table: MappedTable, state: SourceState, source: SourceMapping) -> list[str]:
     """Return the statements that streamer's role cannot run once *table* is created again.
 
-    Only an owner may add a table to a publication, and a new table has no grants. If streamer's
-    role owns the publication, the role may also own the new table.
+    If the role owns the publication, the role may also own the new table.
     """
     is_keyless = table.last.identity == NONE
     name = source.publication_inserts if is_keyless else source.publication
@@ -774,12 +786,8 @@ def stop_replaced(
 
     *first*: what an administrator must run before a resync.
     """
-    name = mapping.source
-    error = TableGoneError(
-        f'a session dropped or renamed table "{name}", and the source has a table of this name '
-        "again",
-        hint=first,
-    )
+    words = f'table "{mapping.source}", and the source has a table of this name again'
+    error = TableGoneError(f"a session dropped or renamed {words}", hint=first)
     return stop(mapping, error, source)
 
 

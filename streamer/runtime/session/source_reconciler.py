@@ -98,18 +98,18 @@ class SourceReconciler:
         )
         if unproven is not None:
             raise unproven
-        if any(
-            relations.awaits_copy(mapped)
-            and not mapped.state.is_to_mark_synced
-            and not mapped.state.is_lost
-            for mapped in relations
-        ):
-            services.launcher.prepare()  # Spark starts while the source creates the slot
         slot_check = SlotCheck(
             source, self.server, bookkeeping, self.record, relations, guard, journal, self.branch
         )
         await slot_check.check()
         await monitor.cases.begin(plain)
+        if any(
+            relations.awaits_copy(mapped)
+            and not mapped.state.is_to_mark_synced
+            and monitor.cases.may_be_copied(mapped)
+            for mapped in relations
+        ):
+            services.launcher.prepare()  # Spark starts while the source creates the slot
         await mark_publications(plain, source, installation)
         await capture.publish(plain)
         start_lsn, snapshot = await slot_check.open_slot(plain)

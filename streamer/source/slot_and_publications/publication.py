@@ -615,8 +615,9 @@ async def ensure_publications(
     One transaction makes all changes, so that no change of a relation that moves between
     publications is lost. A publication gets a filter if the filter is safe and the server accepts
     it. Returns errors for the relations that the role may not publish. Surplus members stay if the
-    role may not remove them. Raises SourceRejectedError if the role may not create a publication,
-    SourceContentionError if a foreign session changes the definition of a table.
+    role may not remove them. Raises UnpublishedError if the role may not create a publication,
+    SourceRejectedError for a standby, SourceContentionError if a foreign session changes the
+    definition of a table.
     """
     existing = await read_publications(connection, source, version)
     filters = publishable_filters(membership.mappings, membership.identities, version)
@@ -664,10 +665,13 @@ async def _ensure_needed(
     """
     membership = membership.with_settings_kept()
     changes = publication_changes(source, membership, existing, version)
-    if any(name not in existing for name in (source.publication, source.publication_inserts)):
+    names = source.publication, source.publication_inserts
+    if lacking := [name for name in names if name not in existing]:
         try:
             await _execute(connection, source, changes.all)
-        except _FORBIDDEN as exc:
+        except psycopg.errors.InsufficientPrivilege as exc:
+            raise _uncreated(source, exc, lacking, changes.needed) from exc
+        except psycopg.errors.ReadOnlySqlTransaction as exc:
             raise _rejected(source, exc, changes.needed) from exc
         return {}
     if not changes.surplus:
@@ -726,6 +730,22 @@ def _contention(source: SourceMapping, error: psycopg.Error) -> SourceContention
 def administrator_steps(statements: Iterable[str]) -> Remedy:
     """Return the remedy of a role that may not run *statements*. Pure."""
     return Remedy.of("have an administrator run at the source: ", at_source(*statements))
+
+
+def _uncreated(
+    source: SourceMapping, error: psycopg.Error, lacking: Sequence[str], statements: list[str]
+) -> UnpublishedError:
+    return UnpublishedError(
+        f'source "{source.label}" has no {name_publications(lacking)}, and the role may not create '
+        f"publications: {first_line(error)}",
+        hint=administrator_steps(statements),
+    )
+
+
+def name_publications(names: Sequence[str]) -> str:
+    """Return *names* of publications in words. Pure."""
+    plural = "s" if len(names) > 1 else ""
+    return f"publication{plural} " + " and ".join(f'"{name}"' for name in names)
 
 
 def _rejected(
