@@ -74,7 +74,9 @@ class Refusal:
         names = login.names | (match.groupdict() if match else {})
         # A session to run the statement must not begin in the database that refuses sessions.
         other = "template1" if names["database"] == "postgres" else "postgres"
-        words = self.advice.format(side=login.side, setting=login.setting, other=other)
+        words = self.advice.format(
+            side=login.side, setting=login.setting, other=other, line=_hba_line(text)
+        )
         if self.kind is RefusalKind.LIMIT and login.needs:
             words = f"streamer needs {login.needs}; {words}"
         if not self.statement:
@@ -83,6 +85,29 @@ class Refusal:
         if login.side == "source":
             return Remedy.of(words, at_source(sql, database=other))
         return Remedy.of(words, at_target(sql, database=other))
+
+
+_HBA: Final = re.compile(
+    r'for (?:replication connection from )?host "(?P<host>[^"]*)", user "(?P<user>.*?)"'
+    r'(?:, database "(?P<database>.*?)")?, (?P<encryption>no encryption|SSL off|SSL|GSS)'
+)
+
+
+def _hba_line(text: str) -> str:
+    """Return the line of pg_hba.conf that accepts the connection that message *text* names."""
+    match = _HBA.search(text)
+    if match is None:
+        return "a line for this connection"
+    host, database = match["host"], match["database"]
+    kinds = {"SSL": "hostssl", "GSS": "hostgssenc"}
+    words = [kinds.get(match["encryption"], "host")]
+    words.append("replication" if database is None else quote_identifier(database))
+    words.append(quote_identifier(match["user"]))
+    if host == "[local]":
+        words[0] = "local"
+    else:
+        words.append(f"{host}/{128 if ':' in host else 32}")
+    return f"the line `{' '.join(words)} scram-sha-256`"
 
 
 _ADMINISTRATOR: Final = "have an administrator run at the {side}: "
@@ -113,7 +138,7 @@ _REFUSALS: Final = (
         "28000",
         "no pg_hba.conf entry for|pg_hba.conf rejects",
         RefusalKind.LOGIN,
-        "have an administrator put a line for this connection into pg_hba.conf of the {side}, "
+        "have an administrator put {line} into pg_hba.conf of the {side}, "
         "before any line that rejects the connection; then run: ",
         "select pg_catalog.pg_reload_conf()",
     ),

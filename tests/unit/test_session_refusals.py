@@ -180,6 +180,34 @@ def test_a_statement_runs_in_a_database_other_than_the_one_that_refuses(
     assert read.sql == remedy.sql
 
 
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            'no pg_hba.conf entry for host "10.0.0.2", user "loader", database "dw", no encryption',
+            'host "dw" "loader" 10.0.0.2/32 scram-sha-256',
+        ),
+        (
+            'pg_hba.conf rejects connection for host "::1", user "a b", database "d", SSL on',
+            'hostssl "d" "a b" ::1/128 scram-sha-256',
+        ),
+        (
+            'no pg_hba.conf entry for host "[local]", user "loader", database "dw", SSL off',
+            'local "dw" "loader" scram-sha-256',
+        ),
+        (
+            'no pg_hba.conf entry for replication connection from host "::2", user "u", SSL off',
+            'host replication "u" ::2/128 scram-sha-256',
+        ),
+    ],
+)
+def test_a_refusal_by_pg_hba_has_the_line_that_accepts_the_session(message: str, line: str) -> None:
+    refusal = find_refusal(message)
+    assert refusal is not None
+    remedy = refusal.remedy(message, SessionLogin("source", URL, "the url"))
+    assert f"put the line `{line}` into pg_hba.conf of the source" in str(remedy)
+
+
 def test_several_hosts_have_the_remedy_of_each() -> None:
     login = SessionLogin("source", URL, "the url")
     texts = ('role "loader" does not exist', "sorry, too many clients already", "refused")
