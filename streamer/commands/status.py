@@ -3,7 +3,7 @@ runs.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -245,8 +245,8 @@ class StatusReport:
     mapping: MappingProblem | None = None
     fleet: Fleet = field(default_factory=Fleet)
     """The processes that share the sources, and the processes that hold the locks of sources."""
-    fine: int = 0
-    """Sources without a problem that the report leaves out."""
+    unfiltered: Sequence[SourceStatus] | None = None
+    """All sources with all tables, if ``sources`` lacks some of them."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -280,6 +280,11 @@ class StatusReport:
         if newest is None:
             return []
         return [r for r in self.fleet.replicas if r.mapping not in (None, newest.mapping)]
+
+    @property
+    def counted(self) -> Sequence[SourceStatus]:
+        """All sources with all tables, for counts."""
+        return self.sources if self.unfiltered is None else self.unfiltered
 
     @property
     def exit_code(self) -> int:

@@ -88,8 +88,8 @@ def _summary(report: StatusReport) -> Text:
     """Count sources and tables by state, and name what needs attention, in a line."""
     text = Text()
     for noun, states in (
-        ("source", [status.state for status in report.sources]),
-        ("table", [s.state_of_table(table) for s in report.sources for table in s.tables]),
+        ("source", [status.state for status in report.counted]),
+        ("table", [s.state_of_table(table) for s in report.counted for table in s.tables]),
     ):
         text.append(f"{len(states)} {noun}{'' if len(states) == 1 else 's'}", "bold")
         counts = sorted(Counter(states).items(), key=lambda item: STATE_STYLES.get(item[0], ""))

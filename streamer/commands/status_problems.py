@@ -27,12 +27,12 @@ def in_order_of_need(status: SourceStatus) -> list[TableStatus]:
 def only_problems(report: StatusReport) -> StatusReport:
     """Return a report without the sources and tables that are fine, but with full counts."""
     shown = []
-    for status in report.sources:
+    for status in report.counted:
         if problems := find_problems(status):
             names = {problem.subject.table for problem in problems}
             tables = [table for table in status.tables if table.source in names]
             shown.append(replace(status, tables=tables))
-    return replace(report, sources=shown, fine=report.fine + len(report.sources) - len(shown))
+    return replace(report, sources=shown, unfiltered=report.counted)
 
 
 async def with_problems(address: TargetAddress, mapping: Mapping, scope: Scope) -> Scope:
@@ -43,11 +43,11 @@ async def with_problems(address: TargetAddress, mapping: Mapping, scope: Scope) 
 
 def summarize(report: StatusReport) -> dict[str, object]:
     """Return the ``summary`` of ``status --json``: how many sources are fine, and the problems."""
-    by_source = [find_problems(status) for status in report.sources]
-    fine = report.fine + sum(not problems for problems in by_source)
+    by_source = [find_problems(status) for status in report.counted]
+    fine = sum(not problems for problems in by_source)
     shown = [*report.problems, *(problem for problems in by_source for problem in problems)]
     return {
-        "sources": report.fine + len(by_source),
+        "sources": len(by_source),
         "fine": fine,
         "problems": [_redacted(problem) for problem in shown],
     }

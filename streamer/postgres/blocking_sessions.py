@@ -35,7 +35,8 @@ def session_sql(pid: str = "a.pid") -> str:
 ', ' || a.state || ' for ' || {_AGE.format("a.state_change")} || ' s',
 ', transaction ' || {_AGE.format("a.xact_start")} || ' s old',
 case when a.backend_type is null
-  then ', state and age hidden: grant pg_read_all_stats to streamer''s role' end,
+  then ', state and age hidden: an administrator can run: grant pg_read_all_stats to '
+    || pg_catalog.quote_ident(current_user) end,
 ')') end,
 case a.wait_event when 'SyncRep'
   then ', whose commit waits for synchronous_standby_names' end)"""
@@ -107,9 +108,9 @@ class Blockers:
         remedy = None
         if self.blocking:
             may_end = all(session.may_end for session in self.blocking)
-            runs = "run at the target" if may_end else "have an administrator of the target run"
-            words = f"wait until it ends, or {runs}: "
-            remedy = Remedy.of(words, end_blocking_sessions(self.blocking))
+            runs = "run at the target" if may_end else "have an administrator run at the target"
+            sql = end_blocking_sessions(self.blocking)
+            remedy = Remedy.of(f"{runs}: ", sql, "; or wait until it ends")
         text = f'a lock on target table "{target}": {self.sessions}'
         return TableWait(text, remedy, is_turn=self.are_ours)
 

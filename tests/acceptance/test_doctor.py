@@ -72,7 +72,7 @@ def test_doctor_lists_each_problem_until_the_last_is_mended(
         caught_up(process)
         well = command(config, "doctor")
         assert (well.returncode, well.stderr) == (0, ""), well.stdout
-        assert well.stdout.endswith("No problems found.\n")
+        assert well.stdout.endswith("No errors found, only warnings.\n")  # fsync is off
         assert json.loads(command(config, "doctor", "--json").stdout)["well"] is True
 
         # A refused row and a stopped table: doctor names both, with the command to run.

@@ -117,7 +117,8 @@ def test_a_session_with_a_hidden_state_names_the_missing_right(target: Database)
             assert re.fullmatch(shown, str(target.value(sql)))
             assert target.value(f"set role {role}; {sql}") == (
                 f'pid {pid} (role "postgres", application "report", '
-                "state and age hidden: grant pg_read_all_stats to streamer's role)"
+                "state and age hidden: an administrator can run: "
+                f"grant pg_read_all_stats to {role})"
             )
     finally:
         target.execute(f"drop role {role}")

@@ -72,6 +72,6 @@ def test_a_lock_at_the_target_comes_before_one_at_the_source_and_before_its_turn
     assert shown(facts) == {copy.mapped: "pid 7 (…)"}
     facts.target_locks = {copy.mapped: Blockers("pid 8 (…)", (BlockingSession(8),))}
     assert shown(facts) == {
-        copy.mapped: 'a lock on target table "public.t1": pid 8 (…); wait until it ends, or run at the '
-        "target: select pg_terminate_backend(8)"
+        copy.mapped: 'a lock on target table "public.t1": pid 8 (…); run at the target: '
+        "select pg_terminate_backend(8); or wait until it ends"
     }

@@ -17,7 +17,7 @@ from streamer.bookkeeping.verifications import VerificationRecord
 from streamer.commands import wait as wait_command
 from streamer.commands.check import findings
 from streamer.commands.check.findings import Place, from_problem
-from streamer.commands.doctor.diagnosis import merged
+from streamer.commands.doctor.diagnosis import Diagnosis, merged, sentences
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.commands.status_output import render_lines
 from streamer.commands.status_problems import only_problems, summarize
@@ -603,11 +603,27 @@ def test_a_session_that_the_role_may_not_end_has_sql_for_an_administrator_and_no
     sessions = (BlockingSession(7, "3/9"), BlockingSession(8, "4/1", may_end=False))
     wait = Blockers("pid 7 (psql), pid 8 (psql)", sessions).wait_for(TABLE)
     assert str(wait).endswith(
-        "wait until it ends, or have an administrator of the target run: "
-        "select pg_terminate_backend(7); select pg_terminate_backend(8)"
+        "have an administrator run at the target: "
+        "select pg_terminate_backend(7); select pg_terminate_backend(8); or wait until it ends"
     )
     fact = replace(FACTS["a paused table"], table={"wait": wait})
     assert buttons_of(fact) == [("/session/end", "End session 7", PLACE | {"pid": "7"})]
+
+
+def told(fact: Fact) -> list[str]:
+    """Return the lines of a diagnosis of *fact*."""
+    findings_of_fact = [from_problem(problem) for problem in fact.status().problems]
+    return list(sentences(Diagnosis(findings_of_fact, status_report(fact), cast("Any", None))))
+
+
+def test_a_diagnosis_of_a_table_that_waits_has_sql_to_paste_and_does_not_claim_to_be_clean() -> (
+    None
+):
+    wait = Blockers("pid 7 (psql)", (BlockingSession(7, "3/9"),)).wait_for(TABLE)
+    lines = told(replace(FACTS["a copy that waits for a lock"], table={"wait": wait}))
+    assert lines[2:4] == ["    run at the target:", "      select pg_terminate_backend(7);"]
+    assert lines[4].startswith("    or wait until it ends")
+    assert lines[-1] == "No errors found, only warnings."
 
 
 def test_a_problem_is_logged_once_and_its_end_too() -> None:

@@ -277,6 +277,10 @@ def test_only_problems_leaves_the_rest_out_and_still_counts_it() -> None:
     assert [(each.sid, [t.source for t in each.tables]) for each in left.sources] == [("t3", ["b"])]
     summary = as_json_object(left)["summary"]
     assert (summary["sources"], summary["fine"]) == (5, 4)
+    (line,) = [
+        line for line in (t.plain for t in render_lines(left)) if line.startswith("5 sources")
+    ]
+    assert line.startswith("5 sources: 5 streaming; 10 tables: 1 error, 9 ready; 4 of 5 sources")
     (problem,) = summary["problems"]
     names = ("database", "sid", "table", "problem", "severity")
     shown = [problem[name] for name in names]

@@ -122,8 +122,10 @@ def sentences(
             yield title
         for finding in selected:
             yield from _sentence(finding, address_of)
-    if diagnosis.is_well:
-        yield "No problems found."
+    if not diagnosis.is_well:
+        return
+    has_warnings = any(f.severity is Severity.WARNING for f in diagnosis.findings)
+    yield "No errors found, only warnings." if has_warnings else "No problems found."
 
 
 def _sentence(finding: Finding, address_of: Callable[[str], str]) -> Sequence[str]:
