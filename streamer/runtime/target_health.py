@@ -13,7 +13,7 @@ answer in time), `refused` (authentication, privileges, or too many connections)
 import asyncio
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -130,6 +130,11 @@ class TargetHealth:
         self.waits = SessionWaits()
         self._enter(state, error.message)
 
+    def refuse(self, refusal: ErrorReport) -> None:
+        """Enter `refused` because the target refuses new sessions; an older session may live on."""
+        self.error_code, self.remedy, self.waits = refusal.code, refusal.remedy, SessionWaits()
+        self._enter(TargetState.REFUSED, refusal.message)
+
     def _enter(self, state: TargetState, error: str | None) -> None:
         if state is TargetState.REACHABLE:
             self.error_code, self.remedy = None, None
@@ -148,6 +153,20 @@ class TargetHealth:
             "since": self.since and self.since.isoformat(timespec="seconds"),
             "wait": None if self.waits.standby is None else self.waits.standby.to_json(),
         }
+
+
+def refusal_of(conditions: Iterable[tuple[str, ErrorReport | None]]) -> ErrorReport | None:
+    """Return why the target refuses the sessions of every source; None while a source streams.
+
+    *conditions*: states and errors of the sources. Pure.
+    """
+    refusal = None
+    for state, error in conditions:
+        if state == "streaming":
+            return None
+        if error is not None and error.code == TargetConnectionLimitError.code:
+            refusal = error
+    return refusal
 
 
 class NoAnswerError(TargetConnectionError):
@@ -196,9 +215,13 @@ class TargetMonitor:
         is_request: Callable[[str], bool],
         on_request: Callable[[bool], None],
         on_error: Callable[[StreamerError], None],
+        find_refusal: Callable[[], ErrorReport | None],
     ) -> None:
         """Calls *on_request* with True after a notification for which *is_request* is true, and
         with False when a poll finds requests.
+
+        *find_refusal* returns why the target refuses the sessions of all sources, if so. The
+        monitor's session may be older than the limit that refuses further sessions.
         """
         self.health = TargetHealth(server_name(address.dsn.reveal()))
         self._address = address
@@ -206,6 +229,7 @@ class TargetMonitor:
         self._is_request = is_request
         self._on_request = on_request
         self._on_error = on_error
+        self._find_refusal = find_refusal
         self._woken = asyncio.Event()
         self._was_requested = False
         self._connection: TargetConnection | None = None
@@ -253,7 +277,10 @@ class TargetMonitor:
                 if self._connection is not None:
                     self._connection.terminate()
                 raise NoAnswerError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
-            self.health.confirm(waits)
+            if (refusal := self._find_refusal()) is None:
+                self.health.confirm(waits)
+            else:
+                self.health.refuse(refusal)
         except StreamerError as exc:
             self.health.judge(exc, self._address)
             self._on_error(exc)

@@ -170,6 +170,23 @@ async def test_a_target_that_is_away_is_one_problem(
         assert '<span class="state quiet">waits for the target</span>' in source
 
 
+async def test_a_target_that_refuses_new_sessions_has_a_steady_page(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process reads no status for a while after a failure, and still names the failure."""
+    async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
+
+        async def status() -> object:
+            return {"sources": [], "target": {"state": "refused", "error": "too many connections"}}
+
+        monkeypatch.setattr(admin.service, "status", status)
+        for _ in range(3):
+            page = (await client.get("/")).text
+            assert "too many connections: the page may show old or incomplete data" in page
+            assert "The tables appear when the target answers." in page
+            assert "No table is mapped yet" not in page
+
+
 async def test_badge_filter_and_counts_show_the_state_of_the_heading(
     open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ async def test_sources_ask_for_requests_only_if_there_are_any(
     monkeypatch.setattr(target_health, "has_requests", counting)
     address = TargetAddress.parse(Secret(target.url))
     watch = target_health.TargetMonitor(
-        address, CHANNEL, lambda payload: True, passed.append, lambda error: None
+        address, CHANNEL, lambda payload: True, passed.append, lambda error: None, lambda: None
     )
     bookkeeping = Bookkeeping(address)
     watching = asyncio.create_task(watch.run())

@@ -1,5 +1,7 @@
 """A server that answers and refuses a session: class and remedy at both sides, by each cause."""
 
+from unittest.mock import AsyncMock
+
 import asyncpg
 import psycopg
 import pytest
@@ -16,13 +18,20 @@ from streamer.errors.error_classes import (
     TargetPasswordError,
     TargetRejectedError,
 )
+from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy
 from streamer.postgres.connect_failures import refusal_remedy
 from streamer.postgres.secret import Secret
 from streamer.postgres.session_refusals import SessionLogin, find_refusal
-from streamer.runtime.target_health import TargetHealth, TargetState
+from streamer.runtime.target_health import (
+    TargetHealth,
+    TargetMonitor,
+    TargetState,
+    refusal_of,
+)
 from streamer.source.connection import connect
 from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.session_waits import SessionWaits
 from tests.unit.build import source_mapping
 
 URL = Secret("postgresql://loader@db/dw")
@@ -206,6 +215,26 @@ def test_a_refusal_by_pg_hba_has_the_line_that_accepts_the_session(message: str,
     assert refusal is not None
     remedy = refusal.remedy(message, SessionLogin("source", URL, "the url"))
     assert f"put the line `{line}` into pg_hba.conf of the source" in str(remedy)
+
+
+async def test_a_target_that_refuses_new_sessions_is_refused_although_an_old_one_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = 'too many connections for role "loader"'
+    refused = ("waiting", ErrorReport.of(await error_at_target("53300", text, monkeypatch)))
+    conditions: list[tuple[str, ErrorReport | None]] = [refused]
+    monitor = TargetMonitor(
+        TargetAddress.parse(URL), "c", bool, print, print, lambda: refusal_of(conditions)
+    )
+    monkeypatch.setattr(monitor, "_reach", AsyncMock(return_value=SessionWaits()))
+    await monitor._check()
+    assert (monitor.health.state, monitor.health.error) == (TargetState.REFUSED, f"target: {text}")
+
+    # WHEN a source streams, THEN the limit concerns only the remaining sources.
+    conditions.append(("streaming", None))
+    await monitor._check()
+    assert monitor.health.is_well
+    assert monitor.health.report is None
 
 
 def test_several_hosts_have_the_remedy_of_each() -> None:

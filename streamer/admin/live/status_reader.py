@@ -72,9 +72,8 @@ class StatusReader:
                 except StreamerError as exc:
                     self._last, self._read_at = None, float("-inf")
                     return self._facts_of_process(), str(exc)
-                if self._last["target"]["state"] in _WITHOUT_STATUS:
-                    reason, self._last = str(self._last["target"]["error"]), None
-                    return self._facts_of_process(), reason
+        if self._last is not None and self._last["target"]["state"] in _WITHOUT_STATUS:
+            return self._facts_of_process(), str(self._last["target"]["error"])
         if self._last is None or not self._is_current(self._last):
             return self._facts_of_process(), reason
         sources: list[Row] = self._last["sources"]

@@ -48,7 +48,7 @@ from streamer.runtime.replicas.mapping_follower import MappingFollower
 from streamer.runtime.replicas.replica import Replica
 from streamer.runtime.services import Services
 from streamer.runtime.session_needs import address_of_target
-from streamer.runtime.target_health import TargetHealth, TargetMonitor
+from streamer.runtime.target_health import TargetHealth, TargetMonitor, refusal_of
 from streamer.runtime.wal_retention.backlog_guards import BacklogGuards
 from streamer.schema_changes.definition_builder import DefinitionBuilder
 from streamer.util.backoff import Backoff
@@ -109,7 +109,12 @@ class Engine:
         self._mapping = RunningMapping(mapping, self._guards, self._stopping, is_partial=is_partial)
         self.following = MappingFollower(lambda: self._mapping.now, lambda: None)
         self._target_monitor = TargetMonitor(
-            self._address, CHANNEL, self._is_request, self._pass_request, self.metrics.count_error
+            self._address,
+            CHANNEL,
+            self._is_request,
+            self._pass_request,
+            self.metrics.count_error,
+            lambda: refusal_of(s.condition for s in self.supervisors if s.is_assigned),
         )
         self._health = ProcessHealth(
             self.metrics,
