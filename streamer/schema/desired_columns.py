@@ -186,6 +186,16 @@ def columns_to_add(
     return columns
 
 
+def alter_type_sql(table: str, column: str, sql_type: str) -> str:
+    """Return the statement that changes the type of *column* of a quoted *table*, and converts the
+    values.
+
+    Problem and check print this statement, and `streamer doctor` prints equal statements once.
+    """
+    quoted = quote_identifier(column)
+    return f"alter table {table} alter column {quoted} type {sql_type} using {quoted}::{sql_type}"
+
+
 def add_columns_sql(
     table: str, columns: Iterable[DefinedColumn], *, if_not_exists: bool = False
 ) -> list[str]:

@@ -30,7 +30,10 @@ SAYS = {
     ),
     "narrow": (
         'column "v"',
-        'run at the target: alter table "public"."narrow" alter column "v" type character varying(9)',
+        (
+            'run at the target: alter table "public"."narrow" alter column "v" '
+            'type character varying(9) using "v"::character varying(9)'
+        ),
     ),
     "taken": ("taken_pkey", "run: streamer resync public.taken --database shop"),
     "labelled": ('column "v"', "run at the target: alter type public.mood add value 'it''s'"),

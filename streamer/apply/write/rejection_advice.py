@@ -27,6 +27,7 @@ from streamer.postgres.quoting import (
     quote_literal,
     quote_qualified,
 )
+from streamer.schema.desired_columns import alter_type_sql
 from streamer.schema.target_relation import TargetRelation
 
 _KEY_COLUMNS: Final = re.compile(r"Key \(([^)]*)\)=")
@@ -178,8 +179,7 @@ def _alter_column(
     sent = plan.relation.columns[column.position]
     kind = _sent_type(sent) or mapped.source.types.get(sent.name)
     if kind is not None and kind != column.target.type:
-        name = quote_identifier(column.name)
-        yield _run_at_target(f"alter table {plan.table} alter column {name} type {kind}")
+        yield _run_at_target(alter_type_sql(plan.table, column.name, kind))
 
 
 def _run_at_target(sql: str) -> Remedy:

@@ -53,6 +53,7 @@ from streamer.postgres.quoting import (
 )
 from streamer.schema.desired_columns import (
     add_columns_sql,
+    alter_type_sql,
     column_clause,
     columns_to_add,
     generation_expression,
@@ -435,14 +436,12 @@ def _check_type(pair: Pair, column: DefinedColumn, stored: TargetColumn) -> Iter
     risk = type_risk(column.type, stored.base_type)
     if risk is None or column.type == stored.type:
         return
-    quoted = quote_identifier(stored.name)
     yield warning(
         pair.place,
         f'column "{column.name}" has type {column.type}, but {stored.type} at the target: {risk}',
         at_target(
             *missing_types_sql(pair),
-            f"alter table {pair.quoted} alter column {quoted} type {column.type} "
-            f"using {quoted}::{column.type}",
+            alter_type_sql(pair.quoted, stored.name, column.type),
         ),
     )
 
