@@ -67,7 +67,7 @@ class Supervisor:
         self._unapplied: list[SourceMapping] = []
         """Rules that no attempt has applied, in the order of the changes."""
         self._binary_obstacle: str | None = None
-        """The reason why the source fell back to text, until the configuration changes."""
+        """The reason why the next attempt uses text: binary has just failed."""
         self._confirmed_at: float | None = None
         """The monotonic time at which an earlier attempt sent its last heartbeat that arrived."""
         self._unreached_attempts = 0
@@ -301,6 +301,7 @@ class Supervisor:
             except TransportError as exc:
                 self._binary_obstacle = str(exc)  # the next start of the stream logs the reason
             except StreamerError as exc:
+                self._binary_obstacle = None  # as above; if not, binary fails once more
                 if isinstance(exc, TargetMovedError):
                     self._services.locks.report_moved_server()
                 await self._report(exc)
