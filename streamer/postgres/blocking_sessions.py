@@ -30,8 +30,8 @@ def session_sql(pid: str = "a.pid") -> str:
     From a role without pg_read_all_stats, the server hides states and ages of foreign sessions.
     """
     return f"""pg_catalog.concat('pid ', {pid}, case when a.pid is not null then pg_catalog.concat(
-' (', coalesce('role "' || a.usename || '", application "' || a.application_name || '"',
-  a.backend_type),
+' (', coalesce('role "' || a.usename || '"'
+  || coalesce(', application "' || nullif(a.application_name, '') || '"', ''), a.backend_type),
 ', ' || a.state || ' for ' || {_AGE.format("a.state_change")} || ' s',
 ', transaction ' || {_AGE.format("a.xact_start")} || ' s old',
 case when a.backend_type is null

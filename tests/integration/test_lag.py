@@ -34,7 +34,7 @@ async def test_a_locked_table_lags_and_names_the_session_it_waits_for(
                 source.execute("insert into free select coalesce(max(id), 0) + 1 from free")
                 waiting_for = (await streamer.table("public.locked"))["waiting_for"] or ""
                 named = (
-                    rf'target table "public.locked": pid {pid} \(role "postgres", application "", '
+                    rf'target table "public.locked": pid {pid} \(role "postgres", '
                     r"idle in transaction for \d+ s"
                 )
                 return re.search(named, waiting_for) is not None

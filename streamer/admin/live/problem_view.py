@@ -62,7 +62,9 @@ def shown(problem: Problem, target: str = "target") -> Row:
     """Return a problem with lines to copy and buttons. *target*: database and host of the target,
     for the SQL to run there.
     """
-    headline, _, details = problem.text.partition("; ")
+    # The text of a wait for a lock names the object, and then the sessions.
+    separator = ": " if problem.kind is ProblemKind.WAIT else "; "
+    headline, _, details = problem.text.partition(separator)
     place = _place(problem)
     places = {"source": problem.subject.source, "target": target.partition(" at ")[0]}
     return {

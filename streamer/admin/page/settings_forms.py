@@ -78,7 +78,8 @@ def first_sentence(setting: FieldInfo) -> str:
 
 
 def _choice(name: str, value: str) -> tuple[str, str]:
-    return value, f"{value}: {CHOICES[name][value]}"
+    # A browser shows the text of an option as is.
+    return value, f"{value}: {CHOICES[name][value]}".replace("`", "")
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:

@@ -184,7 +184,15 @@ async def _sides(frame: Frame, source: Row, name: str, attention: list[Row]) -> 
     except StreamerError as exc:
         return {"columns": [], "key": [], "identity": None, "findings": [], "error": str(exc)}
     shown = {"; ".join(filter(None, (row["headline"], row["details"]))) for row in attention}
-    findings = [finding for finding in seen["findings"] if finding["problem"] not in shown]
+    lines = {
+        line for row in attention for part in row["remedy"] for line in part["lines"].splitlines()
+    }
+    findings = [
+        finding
+        for finding in seen["findings"]
+        if finding["problem"] not in shown
+        and not (finding["sql"] and lines.issuperset(f"{sql};" for sql in finding["sql"]))
+    ]
     return seen | {"findings": findings, "error": None}
 
 

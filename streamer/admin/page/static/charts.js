@@ -76,7 +76,7 @@
       }
       this.marks = fresh.marks;
       if (times.length < 2) return;
-      if (this.figures[0].chart) this.show();
+      if (this.figures.every((figure) => !figure.chart === !this.hasValues(figure))) this.show();
       else this.build();
     }
 
@@ -84,6 +84,12 @@
       if (this.columns.times.length < 2) return;
       for (const figure of this.figures) {
         figure.chart?.destroy();
+        figure.chart = null;
+        if (!this.hasValues(figure)) {
+          const words = Object.assign(document.createElement("p"), { className: "quiet", textContent: "no values yet" });
+          figure.plot.replaceChildren(words);
+          continue;
+        }
         figure.plot.replaceChildren();
         figure.chart = new uPlot(this.options(figure), this.data(figure), figure.plot);
       }
@@ -115,6 +121,10 @@
       };
     }
 
+    hasValues({ values }) {
+      return values.some((value) => this.columns[value.dataset.column].some((known) => known != null));
+    }
+
     data({ values }) {
       return [this.columns.times, ...values.map((value) => this.columns[value.dataset.column])];
     }
@@ -135,7 +145,7 @@
         button.setAttribute("aria-pressed", String(Number(button.dataset.seconds) === this.seconds));
       }
       for (const figure of this.figures) {
-        figure.chart.setData(this.data(figure));
+        figure.chart?.setData(this.data(figure));
         const parts = figure.values.map((value) => {
           const values = this.columns[value.dataset.column];
           const known = values.filter((v, i) => v != null && this.columns.times[i] >= begin);
