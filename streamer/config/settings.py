@@ -507,8 +507,8 @@ class SourceSettings(Strict):
     exclude_tables: TableNames = Field(
         default=[],
         title="Tables left out",
-        description="Tables that the patterns of `tables` do not match: names or patterns. An "
-        "exact name in `tables` takes precedence over a pattern here.",
+        description="Tables to leave out although a pattern of `tables` matches: names or "
+        "patterns. An exact name in `tables` takes precedence over a pattern here.",
         examples=[["bi.*", "*.tmp_*"]],
     )
     priority: int = Field(
@@ -589,8 +589,8 @@ class SourceSettings(Strict):
     on_max_retained_wal: OnMaxRetainedWal | None = Field(
         default=None,
         title="When that limit is reached",
-        description="Reaction at that limit. `spool` needs a `spool.directory` that survives a "
-        "restart. Not set: `spool` with a `spool.directory`, else `warn`.",
+        description="What streamer does at that limit. `spool` needs a `spool.directory` that "
+        "survives a restart. Not set: `spool` with a `spool.directory`, else `warn`.",
     )
     heartbeat_interval: float | None = Field(
         default=None,
