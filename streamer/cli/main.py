@@ -379,6 +379,7 @@ def doctor(
     from streamer.admin.page.manual_page import reachable_address
     from streamer.commands.doctor import bug_report as bundle_command
     from streamer.commands.doctor import diagnosis as doctor_command
+    from streamer.commands.health_check import find_page
 
     if bundle is not None:
         run_to_end(bundle_command.check_new(bundle))
@@ -391,7 +392,7 @@ def doctor(
     else:
         replicas = diagnosis.status.fleet.replicas
         near = [r.address for r in replicas if r.address and r.is_near(socket.gethostname())]
-        address_of = partial(reachable_address, listen=next(iter(near), None))
+        address_of = partial(reachable_address, listen=find_page(near, settings.http.listen))
         for line in doctor_command.sentences(diagnosis, address_of):
             typer.echo(line)
         if bundle is not None:

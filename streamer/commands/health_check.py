@@ -4,6 +4,7 @@ The health check of the image runs this command. So the check asks the address t
 listens on, whether a file, a variable or the default sets the address.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Final
@@ -32,6 +33,18 @@ class HealthAnswer:
         if self.healthy is None:
             return "http.listen is empty, so no client can check the process"
         return self.problem or f"healthy: {self.listen}"
+
+
+def find_page(addresses: Iterable[str], listen: str) -> str | None:
+    """Return the address of a page on this machine; None without a process that answers.
+
+    *addresses*: those that the target has; *listen*: the address of the configuration, because the
+    target may be away.
+    """
+    near = next(iter(addresses), None)
+    if near is None and ask_health(listen).healthy:
+        return listen
+    return near
 
 
 def ask_health(listen: str) -> HealthAnswer:

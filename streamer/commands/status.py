@@ -344,14 +344,16 @@ async def read_report(
             target.judge(exc, address)
         finally:
             await bookkeeping.close()
+    reason = str(target.error).removeprefix("target: ")
     statuses = [
         SourceStatus(
             source.database,
             source.sid,
             UNKNOWN,
             source.slot,
-            error=f"the state of this source is stored in the target: {target.error}",
+            error=f"the state of this source is stored in the target: {reason}",
             error_code=target.error_code,
+            remedy=Remedy.of("end the problem of the target first"),
         )
         for source in mapping.sources
     ]

@@ -14,10 +14,12 @@ from streamer.admin.live.problem_view import problems_for_operator
 from streamer.bookkeeping.followed_sequences import SequenceRecord
 from streamer.bookkeeping.planned_definitions import DefinitionRecord
 from streamer.bookkeeping.verifications import VerificationRecord
+from streamer.commands import health_check
 from streamer.commands import wait as wait_command
 from streamer.commands.check import findings
 from streamer.commands.check.findings import Place, from_problem
 from streamer.commands.doctor.diagnosis import Diagnosis, merged, sentences
+from streamer.commands.health_check import HealthAnswer
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.commands.status_output import render_lines
 from streamer.commands.status_problems import only_problems, summarize
@@ -55,7 +57,7 @@ from streamer.report.problem_facts import (
     ReportedSequence,
     StoredFacts,
 )
-from streamer.report.problems import Problem, ProblemKind, Severity
+from streamer.report.problems import Problem, ProblemKind, Severity, of_target
 from streamer.runtime.health.gauges import count_problems
 from streamer.runtime.health.problem_log import ProblemLog
 from streamer.runtime.health.readiness import find_problems, reason_of
@@ -610,20 +612,37 @@ def test_a_session_that_the_role_may_not_end_has_sql_for_an_administrator_and_no
     assert buttons_of(fact) == [("/session/end", "End session 7", PLACE | {"pid": "7"})]
 
 
-def told(fact: Fact) -> list[str]:
-    """Return the lines of a diagnosis of *fact*."""
-    findings_of_fact = [from_problem(problem) for problem in fact.status().problems]
-    return list(sentences(Diagnosis(findings_of_fact, status_report(fact), cast("Any", None))))
+def told(problems: list[Problem]) -> list[str]:
+    """Return the lines of a diagnosis of *problems*."""
+    found, facts = [from_problem(problem) for problem in problems], cast("Any", None)
+    return list(sentences(Diagnosis(found, facts, facts)))
 
 
 def test_a_diagnosis_of_a_table_that_waits_has_sql_to_paste_and_does_not_claim_to_be_clean() -> (
     None
 ):
     wait = Blockers("pid 7 (psql)", (BlockingSession(7, "3/9"),)).wait_for(TABLE)
-    lines = told(replace(FACTS["a copy that waits for a lock"], table={"wait": wait}))
+    lines = told(replace(FACTS["a paused table"], table={"wait": wait}).status().problems)
     assert lines[2:4] == ["    run at the target:", "      select pg_terminate_backend(7);"]
     assert lines[4].startswith("    or wait until it ends")
     assert lines[-1] == "No errors found, only warnings."
+
+
+def test_a_diagnosis_says_target_once() -> None:
+    target = TargetHealth("dw")
+    target.judge(TargetConnectionError("target: no answer"), TargetAddress.parse(_url()))
+    (problem,) = of_target(target.facts)
+    assert "  The target: no answer." in told([problem])
+
+
+def test_a_diagnosis_names_the_page_of_a_process_although_the_target_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {"127.0.0.1:8000": True, "127.0.0.1:1": False, "": None}
+    monkeypatch.setattr(health_check, "ask_health", lambda at: HealthAnswer(at, answers[at]))
+    found = [health_check.find_page([], listen) for listen in answers]
+    assert found == ["127.0.0.1:8000", None, None]
+    assert health_check.find_page(["host:9000"], "127.0.0.1:8000") == "host:9000"
 
 
 def test_a_problem_is_logged_once_and_its_end_too() -> None:

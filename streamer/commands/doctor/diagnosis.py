@@ -134,7 +134,9 @@ def _sentence(finding: Finding, address_of: Callable[[str], str]) -> Sequence[st
     if place.object is not None:
         where += f", {place.object}"
     fix = finding.fix
-    lines = [f"  {one_line(where)}: {one_line(finding.problem)}."]
+    # The message of a server begins with the place, which stands before the message here.
+    side = "target: " if place.source is None else f'source "{place.source}": '
+    lines = [f"  {one_line(where)}: {one_line(finding.problem.removeprefix(side))}."]
     if fix is not None and not fix.sql:
         lines.append(f"    To do: {one_line(str(fix))}.")
     else:
