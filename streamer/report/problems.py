@@ -519,6 +519,8 @@ class _TableRules:
             remedy = Remedy.of(words, f"; {CONTINUES}, or at once with: ", self._resume)
         else:
             remedy = _continuing(stored, None if error is None else error.code)
+            if remedy != stored:
+                remedy = Remedy.of(remedy, " and needs no resume or resync")
         text = "the table stopped" if error is None else error.message
         return self._new(ProblemKind.TABLE, Severity.ERROR, text, remedy, *choices, error=error)
 

@@ -645,6 +645,13 @@ def test_a_diagnosis_names_the_page_of_a_process_although_the_target_is_away(
     assert health_check.find_page(["host:9000"], "127.0.0.1:8000") == "host:9000"
 
 
+def test_a_table_in_error_that_sql_ends_says_that_the_buttons_are_not_needed() -> None:
+    fact = FACTS["a table in error with SQL"]
+    (problem,) = fact.status().problems
+    assert problem.sentence.endswith(f"{ADD}; {CONTINUES} and needs no resume or resync")
+    assert [label for _, label, _ in buttons_of(fact)] == ["Resume", "Resync"]
+
+
 def test_a_problem_is_logged_once_and_its_end_too() -> None:
     fact = FACTS["changes in quarantine"]
     log = ProblemLog(list)
