@@ -1,6 +1,7 @@
 """Settings as forms, and back, without loss for any model."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,8 @@ def test_sql_of_a_remedy_names_its_database() -> None:
     (item,) = problems_for_operator(
         [SHOP | error], {"state": "reachable", "name": "dw at host:5432"}
     )
-    named = [(part["at"], part["lines"]) for part in item["remedy"] if part["lines"]]
+    parts = item["remedy"]
+    named = [(before["at"], part["lines"]) for before, part in pairwise(parts) if part["lines"]]
     assert named == [("dw", "select 1;"), ("shop", "select 2;")]
 
 
