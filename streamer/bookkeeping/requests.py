@@ -253,14 +253,27 @@ async def make_requests(
     return {row["relation_id"]: row["id"] for row in rows}
 
 
-async def read_queued_resyncs(session: Executor, relation_ids: Sequence[int]) -> set[int]:
-    """Return the relations with a request for a copy that no process has taken."""
+async def read_queued_resyncs(
+    session: Executor, relation_ids: Sequence[int] | None = None
+) -> dict[int, int]:
+    """Return the requests for copies that no process has taken, by relation. None: of all."""
     rows = await session.fetch(
-        "select relation_id from streamer.request"
-        " where relation_id = any ($1::int8[]) and action = 'resync' and state = 'queued'",
-        list(relation_ids),
+        "select relation_id, max(id) as id from streamer.request"
+        " where ($1::int8[] is null or relation_id = any ($1)) and relation_id is not null"
+        " and action = 'resync' and state = 'queued' group by relation_id",
+        None if relation_ids is None else list(relation_ids),
     )
-    return {row["relation_id"] for row in rows}
+    return {row["relation_id"]: row["id"] for row in rows}
+
+
+def name_requests(ids: Sequence[int]) -> str:
+    """Return requests in words, such as ``requests 3 to 5``. *ids*: in order. Pure."""
+    first, last = ids[0], ids[-1]
+    if first == last:
+        return f"request {first}"
+    if last - first == len(ids) - 1:
+        return f"requests {first} {'to' if len(ids) > 2 else 'and'} {last}"
+    return f"requests {', '.join(map(str, ids[:-1]))} and {last}"
 
 
 async def request_restart(bookkeeping: Bookkeeping, source_id: int, *, actor: str) -> int | None:

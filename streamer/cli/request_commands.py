@@ -16,8 +16,10 @@ from streamer.cli.terminal import fail, load_with_target, print_json, run_to_end
 from streamer.control.resync_options import SKIP_CHANGES, Mode
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import StreamerError
+from streamer.errors.remedies import CONTINUES
 
 if TYPE_CHECKING:
+    from streamer.commands import request_outcomes
     from streamer.target.connection import TargetAddress
 
 
@@ -73,7 +75,10 @@ def follow_requests(
                 return request_outcomes.Outcomes(await read_requests(bookkeeping, list(asked)))
             try:
                 return await request_outcomes.await_outcomes(
-                    bookkeeping, list(asked), expects_process=expects_process
+                    bookkeeping,
+                    list(asked),
+                    expects_process=expects_process,
+                    report=lambda cause: typer.echo(f"streamer: waits: {redact(cause)}", err=True),
                 )
             except asyncio.CancelledError:
                 numbers = ", ".join(map(str, asked))
@@ -87,6 +92,9 @@ def follow_requests(
         print_json(answer | {"requests": ended.requests})
     for request in ended.requests if waits else ():
         label, reason = asked[request.request_id], request.reason
+        remedy = request.error and request.error.remedy
+        if reason is not None and remedy is not None and remedy.sql and not remedy.commands:
+            reason = f"{reason}; {CONTINUES}"
         words = label if reason is None else f"{label}: {redact(reason)}"
         if request.has_failed:
             typer.echo(f"streamer: {action} failed: {words}", err=True)
@@ -96,14 +104,25 @@ def follow_requests(
         raise typer.Exit(4)
     if ended.obstacle is None:
         return
-    first = next(request for request in ended.requests if request.is_open)
-    act = "continues" if first.taken_at else "takes"
-    then = f"the next `streamer run` {act} the request" if ended.is_absent else "the request stays"
-    line = f"request {first.request_id} waits: {ended.obstacle}; {then}"
-    line += f"; read the outcome with: {command('requests', str(first.request_id))}"
+    line = _describe_open(ended)
     if not ended.is_absent:
         fail(line, 1)
     typer.echo(f"streamer: {line}", err=True)
+
+
+def _describe_open(ended: "request_outcomes.Outcomes") -> str:
+    """Return the line about the requests that are still open."""
+    from streamer.bookkeeping.requests import name_requests
+
+    waiting = [request for request in ended.requests if request.is_open]
+    is_one = len(waiting) == 1
+    numbers, s = [request.request_id for request in waiting], "s" if is_one else ""
+    words = "the request" if is_one else "the requests"
+    act = f"continue{s}" if waiting[0].taken_at else f"take{s}"
+    then = f"the next `streamer run` {act} {words}" if ended.is_absent else f"{words} stay{s}"
+    shown = command("requests", *(map(str, numbers) if is_one else ()))
+    wait = f"{name_requests(numbers)} wait{s}: {ended.obstacle}"
+    return f"{wait}; {then}; read the outcome with: {shown}"
 
 
 def _request(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,11 +15,13 @@ from streamer.bookkeeping.requests import (
     end_request,
     read_requests,
 )
-from streamer.bookkeeping.sources import read_source_records
+from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.commands.terminal_table import Listing, ListingColumn
 from streamer.errors.error_classes import MappingError
 from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy, run
+from streamer.report.problem_facts import ReportedSource
+from streamer.report.problems import Problem, of_source
 from streamer.target.connection import TargetAddress
 
 POLL_SECONDS: Final = 0.2
@@ -53,13 +55,31 @@ async def read(address: TargetAddress, request_id: int | None, limit: int) -> li
     return requests
 
 
+def find_causes(
+    records: Iterable[SourceRecord], source_ids: Collection[int | None]
+) -> list[Problem]:
+    """Return the problems for which sources do not stream, as status shows the problems. Pure."""
+    return [
+        of_source(ReportedSource(record.database, record.sid, record.state, record.error))[0]
+        for record in records
+        if record.source_id in source_ids and record.state != "streaming" and record.error
+    ]
+
+
 async def await_outcomes(
-    bookkeeping: Bookkeeping, ids: Collection[int], *, expects_process: bool = False
+    bookkeeping: Bookkeeping,
+    ids: Collection[int],
+    *,
+    expects_process: bool = False,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Outcomes:
     """Wait until requests have ended, or no process is about to take them.
 
-    *expects_process*: without a process for the source, wait for its next start.
+    *expects_process*: without a process for the source, wait for its next start. *report* receives
+    each cause for which a source does not stream meanwhile, once. The requests may be the answer to
+    an earlier problem with a command, so such a problem does not count.
     """
+    causes: set[str] | None = None
     began = time.monotonic()
     seen = began if expects_process else began - ABSENT_SECONDS
     while True:
@@ -69,7 +89,15 @@ async def await_outcomes(
             return Outcomes(requests)
         if late := await _find_starting(bookkeeping, waiting):
             return Outcomes(requests, late)
-        absent = await _find_absent(bookkeeping, {request.source_id for request in waiting})
+        source_ids = {request.source_id for request in waiting}
+        records = await read_source_records(bookkeeping)
+        problems = find_causes(records, source_ids)
+        causes = {p.sentence for p in problems if p.commands} if causes is None else causes
+        for problem in problems:
+            if problem.sentence not in causes:
+                report(f"{problem.subject}: {problem.sentence}")
+                causes.add(problem.sentence)
+        absent = _find_absent(records, source_ids)
         now = time.monotonic()
         if not absent:
             seen = now
@@ -86,9 +114,8 @@ async def await_outcomes(
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _find_absent(bookkeeping: Bookkeeping, source_ids: Collection[int | None]) -> str:
+def _find_absent(records: Iterable[SourceRecord], source_ids: Collection[int | None]) -> str:
     """Return the sources that no process runs."""
-    records = await read_source_records(bookkeeping)
     absent = [r.label for r in records if r.source_id in source_ids and r.holder is None]
     return ", ".join(f'"{label}"' for label in absent)
 

@@ -23,6 +23,7 @@ from streamer.bookkeeping.replicas import (
     is_process_beginning,
     read_fleet,
 )
+from streamer.bookkeeping.requests import name_requests, read_queued_resyncs
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.bookkeeping.verifications import VerificationRecord, read_verifications
 from streamer.control.resync_options import after_loss
@@ -227,6 +228,8 @@ class _Bookkeeping:
     sequences: dict[int, list[SequenceRecord]] = field(default_factory=dict)
     verifications: dict[int, VerificationRecord] = field(default_factory=dict)
     definitions: dict[int, list[DefinitionRecord]] = field(default_factory=dict)
+    resyncs: dict[int, int] = field(default_factory=dict)
+    """The queued requests for copies, by relation."""
     fleet: Fleet = field(default_factory=Fleet)
 
     def relations_of(self, record: SourceRecord) -> list[RelationRecord]:
@@ -461,6 +464,7 @@ async def _read_bookkeeping(bookkeeping: Bookkeeping) -> _Bookkeeping:
         await read_sequences(bookkeeping),
         await read_verifications(bookkeeping),
         await read_definitions(bookkeeping),
+        await read_queued_resyncs(bookkeeping),
     )
     async with bookkeeping.connection() as target:
         fleet = Fleet.of(await read_fleet(target))  # last: processes may have started meanwhile
@@ -631,15 +635,28 @@ def _find_loss(
     try:
         require_position(slot, source.slot, database, acknowledged_lsn)
     except SourceError as exc:
-        again = resync_source(
-            [relation.source for relation in synced],
-            *after_loss(relation.type for relation in synced),
-            database=source.database,
-            sid=source.sid,
-        )
-        exc.remedy = then_resync(exc.remedy, Remedy.of(again, "; then start: ", run("run")))
+        exc.remedy = _remedy_of_loss(exc, source, synced, books.resyncs)
         return exc
     return None
+
+
+def _remedy_of_loss(
+    loss: SourceError,
+    source: SourceMapping,
+    synced: Sequence[RelationRecord],
+    resyncs: dict[int, int],
+) -> Remedy | None:
+    """Return the remedy of *loss*: a resync and a start, or only a start after the requests."""
+    if loss.remedy is None and all(relation.relation_id in resyncs for relation in synced):
+        queued = name_requests(sorted(resyncs[relation.relation_id] for relation in synced))
+        return Remedy.of(f"the resync is requested ({queued}); start: ", run("run"))
+    again = resync_source(
+        [relation.source for relation in synced],
+        *after_loss(relation.type for relation in synced),
+        database=source.database,
+        sid=source.sid,
+    )
+    return then_resync(loss.remedy, Remedy.of(again, "; then start: ", run("run")))
 
 
 def runs_at_another_target(source: SourceMapping, record: SourceRecord, slot: Slot) -> bool:

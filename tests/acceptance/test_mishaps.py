@@ -502,7 +502,7 @@ def test_18_wrong_java(site: Site, tmp_path: Path) -> None:
         site.is_mended()
 
 
-@pytest.mark.follows("commands.status:_find_loss")
+@pytest.mark.follows("commands.status:_remedy_of_loss")
 @pytest.mark.follows("commands.check.source_findings:check_position")
 def test_19_slot_dropped_while_no_process_runs(site: Site) -> None:
     with site.running():

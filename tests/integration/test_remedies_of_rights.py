@@ -4,13 +4,15 @@ streamer connects as a role without rights. An operator runs the statements that
 """
 
 import asyncio
+import shlex
 from collections.abc import Iterator
 
 import pytest
 
-from streamer.control.resync_options import Resync
 from streamer.copy.spark.launcher import SparkLauncher
+from streamer.errors.remedies import CONTINUES
 from tests.support.postgres import Database, assert_same, ordinary_role
+from tests.support.process import command
 from tests.support.remedies import Operator, remedy_of
 from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, write_config
@@ -176,16 +178,21 @@ async def test_lost_publications_name_the_statements_for_an_administrator(
         assert target.execute("select v from past order by kvsz_id") == [(1,), (2,)]
         # WHEN the resync of all tables comes before the statements
         source.execute("drop publication streamer_shop, streamer_shop_ins")
-        await remedy_of(streamer, None, "dropped by another session")
+        lost = await remedy_of(streamer, None, "dropped by another session")
         prepared: list[SparkLauncher] = []
         monkeypatch.setattr(SparkLauncher, "prepare", lambda self: prepared.append(self))
-        await streamer.ask("resync", "public.t")
-        await streamer.ask("resync", "public.past", **Resync(skips_changes=True).to_json())
+        (resync,) = lost.commands
+        _, *arguments = shlex.split(resync.line)
+        waiting = asyncio.create_task(asyncio.to_thread(command, streamer.path, *arguments))
         # THEN the source names its missing publications, and starts no Spark until it has them
+        # AND the command prints the statements while the command waits
         remedy = await remedy_of(streamer, None, "has no publications")
         assert (await streamer.status())["runbook"] == "/help/runbooks/table-gone"
         assert not prepared
         await operator.follow(remedy)
+        result = await waiting
+        assert result.returncode == 0, result.stderr
+        assert f"{remedy}; {CONTINUES}" in result.stderr
         await streamer.caught_up(SECONDS)
         assert_same(source, target, "t")
 

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 
 from streamer.bookkeeping.relation_records import RelationRecord
+from streamer.bookkeeping.requests import name_requests
+from streamer.bookkeeping.sources import SourceRecord
 from streamer.bookkeeping.taken_requests import decided, find_gap, outcome
+from streamer.commands.request_outcomes import find_causes
 from streamer.commands.table_requests import SourceKey
 from streamer.control.resync_options import Mode, Resync
 from streamer.control.table_state import State, TableState
 from streamer.errors.error_reports import ErrorReport
+from streamer.errors.remedies import CONTINUES, Remedy, at_source
 from streamer.util.lsn import Lsn
 
 
@@ -70,6 +74,32 @@ def test_the_state_of_a_command_is_the_outcome_of_the_decision_about_it(
 ) -> None:
     is_ended, error = decided(state, "no such type")
     assert (is_ended, error and error.text) == (expected[0], expected[1] and expected[1].text)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([3], "request 3"),
+        ([3, 4], "requests 3 and 4"),
+        ([3, 4, 5], "requests 3 to 5"),
+        ([3, 5, 9], "requests 3, 5 and 9"),
+    ],
+)
+def test_open_requests_have_their_numbers(ids: list[int], words: str) -> None:
+    assert name_requests(ids) == words
+
+
+def test_a_source_that_does_not_stream_has_a_cause_with_its_remedy() -> None:
+    """As in status: streamer continues once an administrator has run the statements."""
+    remedy = Remedy.of("run at the source: ", at_source("create publication p"))
+    error = ErrorReport(f"no publication; {remedy}", "unpublished", remedy)
+    nothing: dict[str, Any] = dict.fromkeys(field.name for field in fields(SourceRecord))
+    lost = SourceRecord(**nothing | {"source_id": 1, "database": "shop", "state": "error"})
+    lost = replace(lost, error=error)
+    records = [lost, replace(lost, source_id=2), replace(lost, source_id=3, state="streaming")]
+    (cause,) = find_causes(records, {1, 3})
+    words = "no publication; run at the source: create publication p; "
+    assert cause.sentence == words + CONTINUES
 
 
 def test_a_gap_in_the_past_of_a_table_needs_consent() -> None:

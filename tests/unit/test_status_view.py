@@ -23,12 +23,18 @@ from streamer.commands.status import (
     _add_positions,
     _Bookkeeping,
     _read_statuses,
+    _remedy_of_loss,
     runs_at_another_target,
 )
 from streamer.commands.status_output import Pager, as_json_object, print_status, render_lines
 from streamer.commands.status_problems import only_problems
 from streamer.copy.turn_waits import STARTING_SPARK
-from streamer.errors.error_classes import SourceConnectionError, SourceError, SourceRejectedError
+from streamer.errors.error_classes import (
+    SlotMissingError,
+    SourceConnectionError,
+    SourceError,
+    SourceRejectedError,
+)
 from streamer.errors.error_reports import TableWait
 from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceMapping
@@ -37,6 +43,19 @@ from streamer.postgres.secret import Secret
 from streamer.report.problems import Severity
 from streamer.runtime.target_health import TargetHealth
 from tests.unit.test_capacity_findings import SLOT
+from tests.unit.test_request_outcomes import record
+
+
+def test_a_lost_slot_whose_resync_is_requested_needs_only_a_start() -> None:
+    mapped = SourceMapping("shop", None, Secret(""), ())
+    synced = [record(relation_id=n, source=f"public.t{n}", type="clone") for n in (1, 2, 3)]
+    loss = SlotMissingError("the slot is gone")
+    some = _remedy_of_loss(loss, mapped, synced, {1: 3, 2: 4})
+    assert some is not None
+    assert some.has("resync")
+    every = _remedy_of_loss(loss, mapped, synced, {1: 3, 2: 4, 3: 5})
+    assert str(every) == "the resync is requested (requests 3 to 5); start: streamer run"
+
 
 LONG = "warehouse." + "quarterly_" * 9 + "figures"
 

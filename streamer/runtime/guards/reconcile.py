@@ -477,7 +477,7 @@ def _gone_error(table: MappedTable, state: SourceState, source: SourceMapping) -
         hint=Remedy.of(
             f"if the table is permanently gone, {leave_out if is_renamed else keep}, and "
             "reload the mapping (SIGHUP or `streamer apply`). Otherwise create the table again",
-            *(["; then ", administrator_steps(statements)] if statements else []),
+            Remedy.of("; then ", administrator_steps(statements)) if statements else None,
         ),
     )
 
