@@ -73,6 +73,10 @@ _BY_REFUSAL: Final[dict[RefusalKind | None, type[StreamerError]]] = {
     RefusalKind.LIMIT: SourceConnectionLimitError,
 }
 
+_HINTS: Final = {
+    "42501": PRIVILEGE_HINT,
+    "57P01": "if an operator ended the session, do nothing; if the server stops, start the server",
+}
 SESSIONS_EACH: Final = 3
 """Sessions for each source beside its walsender: guard, observations, backlog or start."""
 COPY_SESSIONS: Final = 2
@@ -119,7 +123,7 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
     means = meaning(state, error.diag.severity_nonlocalized)
     kind = _BY_SQLSTATE.get(state) or _BY_MEANING.get(means, SourceError)
     text = quote_unrecognized(first_line(error), state, error.diag.context)
-    hint = PRIVILEGE_HINT if state == "42501" else None
+    hint = _HINTS.get(state)
     if "snapshot too large" in text:  # "initial slot snapshot too large"
         hint = "too many transactions ran while the source created a slot; streamer tries again"
     return kind(f'source "{label}": {text}', hint=hint)

@@ -76,3 +76,11 @@ def test_a_refused_connection_reads_as_those_of_libpq(address: str) -> None:
     assert str(target.translate(refused)) == (
         'target: connection to server at "127.0.0.1", port 1 failed: Connection refused'
     )
+
+
+def test_an_ended_session_does_not_advise_to_start_a_server_that_runs() -> None:
+    """The supervisor adds the advice about an unreachable server only to an error without a hint."""
+    error = psycopg.errors.AdminShutdown("terminating connection due to administrator command")
+    translated = connection.translate(error, "shop")
+    assert translated.hint is not None
+    assert "an operator ended the session" in translated.hint
