@@ -10,10 +10,13 @@ the same columns, or with types that may have changed values: see
 The bookkeeping records the partitions in the snapshot of a copy. If a partition with rows is
 attached later, the table's status reports the partition until the next copy. The check reports a
 foreign partition again after a copy, because streamer never sees changes of its rows.
+
+With `keys: disjoint`, no INSERT has checked the keys of such rows. Later changes of these rows
+could change rows of a second table, so the table stops.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -34,6 +37,7 @@ from streamer.copy.attached_rows import AttachedRows
 from streamer.errors.error_classes import GapError
 from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy, run
+from streamer.mapping.disjoint_keys import describe_unguarded
 from streamer.mapping.rules import RelationMapping
 from streamer.schema.source_definition import DefinedColumn, widens
 from streamer.source.catalog import read_relations
@@ -50,11 +54,12 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class Gap:
     """A reason why rows are missing. ``before``: the remedy that must precede the copy of these
-    rows.
+    rows. ``sends_changes``: whether the stream contains later changes of these rows.
     """
 
     reason: str
     before: str = ""
+    sends_changes: bool = True
 
 
 async def store_present_partitions(
@@ -84,6 +89,7 @@ async def report_partition_gaps(
     plain: Connection,
     relations: Iterable[MappedRelation],
     *,
+    stop: Callable[[MappedRelation, ErrorReport], Awaitable[None]],
     columns_too: bool = True,
     attached: AttachedRows | None = None,
 ) -> None:
@@ -91,13 +97,19 @@ async def report_partition_gaps(
     of *relations*, all in sync.
 
     *attached*: copies these rows, if given. *columns_too*: also report replaced columns. A stream
-    with captured definitions is behind the catalogs, and applies such changes itself.
+    with captured definitions is behind the catalogs, and applies such changes itself. *stop* stops
+    a table until an operator requests its copy.
     """
     gaps = await find_gaps(
         bookkeeping, plain, relations, columns_too=columns_too, attached=attached
     )
     for mapped, reasons in gaps.items():
-        await _report(bookkeeping, mapped, reasons)
+        error = ErrorReport.of(_describe(mapped, reasons))
+        if mapped.mapping.rule.is_disjoint and any(gap.sends_changes for gap in reasons):
+            await stop(mapped, error)
+        elif await report_gap(bookkeeping, mapped.relation_id, error):
+            name = str(mapped.mapping.source)
+            log.warning("table lacks rows", table=name, error=error.text, **error.log_fields)
 
 
 async def find_gaps(
@@ -144,18 +156,23 @@ def _foreign_gap(leaves: list[Leaf]) -> Gap:
         "table writes no WAL at this server",
         "detach that partition, and map the table of its own server as a table of another "
         "source; then ",
+        sends_changes=False,
     )
 
 
-async def _report(bookkeeping: Bookkeeping, mapped: MappedRelation, gaps: list[Gap]) -> None:
+def _describe(mapped: MappedRelation, gaps: list[Gap]) -> GapError:
     source, name = mapped.source, str(mapped.mapping.source)
+    reasons, steps = [gap.reason for gap in gaps], [gap.before for gap in gaps]
     # With `keys: disjoint`, writing only the rows that differ could overwrite a peer table's rows.
     options = () if mapped.mapping.rule.is_disjoint else ("--mode", "diff")
+    if mapped.mapping.rule.is_disjoint:
+        reasons.append(describe_unguarded(name, str(mapped.mapping.target)))
+        steps.append(
+            "if so, a copy fails, so first detach the partition, or delete these rows at the "
+            "source; to copy all tables with this target again, "
+        )
     resync = run("resync", name, *options, database=source.database, sid=source.sid)
-    steps = "".join(gap.before for gap in gaps)
-    error = GapError("; ".join(gap.reason for gap in gaps), hint=Remedy.of(steps, "run: ", resync))
-    if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
-        log.warning("table lacks rows", table=name, error=str(error), **error.log_fields)
+    return GapError("; ".join(reasons), hint=Remedy.of(*steps, "run: ", resync))
 
 
 async def _find_leaves(

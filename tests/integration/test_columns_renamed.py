@@ -40,7 +40,7 @@ def same(source: Database, target: Database, table: str, columns: str) -> bool:
     return contents(source, table, columns) == contents(target, table, columns)
 
 
-@pytest.mark.follows("copy.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_describe")
 @pytest.mark.follows("apply.rows.make_plan:missing_error")
 async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_error_says_how(
     source: Database, target: Database, stream: MakeStreamer

@@ -152,7 +152,7 @@ async def test_a_table_that_is_dropped_and_made_again_is_noticed(
 
 
 @pytest.mark.since(15)  # before, a detached partition stays published
-@pytest.mark.follows("copy.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_describe")
 async def test_partitions_come_and_go_and_tables_are_rewritten(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from streamer.bookkeeping import taken_requests
-from streamer.commands import repair, table_requests
+from streamer.commands import repair
 from streamer.commands.table_requests import request
 from streamer.commands.tenants.purge_rows import purge
+from streamer.copy.gap_reports import report_partition_gaps
 from streamer.errors.error_classes import MappingError
+from streamer.runtime.session import source_checks
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.postgres import Database
@@ -118,11 +119,13 @@ async def test_like_named_tables_of_a_database_share_a_table(
 
 
 @pytest.mark.follows("bookkeeping.taken_requests:find_mixed_rows")
-@pytest.mark.follows("copy.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_describe")
 async def test_a_copy_of_differing_rows_refuses_rows_that_came_without_an_insert(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row of an attached partition may have the key of a row of a second table."""
+    monkeypatch.setattr(source_checks, "CHECK_SECONDS", 0.5)
+    monkeypatch.setattr(source_checks, "report_partition_gaps", _report_no_gaps)
     source.execute(FILL.format("events_1", 10))
     source.execute(
         "create table events_2 (id int primary key, v text) partition by range (id);"
@@ -133,32 +136,95 @@ async def test_a_copy_of_differing_rows_refuses_rows_that_came_without_an_insert
     async with stream(EVENTS, settings="discovery_interval: 0.5") as streamer:
         await streamer.caught_up()
         before = rows(target, "events")
-        source.execute("alter table events_2 attach partition strays for values from (0) to (20)")
-        gap = await remedy_of(streamer, "public.events_2", "attached as a partition")
         address = TargetAddress.parse(streamer.settings.target.url)
         resync = "streamer resync public.events_2 --database shop"
-        assert [step.line for step in gap.commands] == [resync]
 
         async def ask(options: dict[str, object]) -> None:
             await request(address, "resync", "events_2", database=None, sid=None, options=options)
 
+        # A copy finds a gap that no check has reported yet.
+        source.execute("alter table events_2 attach partition strays for values from (0) to (20)")
+        await ask({"mode": "diff"})
+        late = await remedy_of(streamer, "public.events_2", "came without an INSERT")
+        assert [step.line for step in late.commands] == [resync]
+        assert rows(target, "events") == before
+        await request(address, "resume", "events_2", database=None, sid=None)
+        await streamer.table_state("public.events_2", "ready")
+        monkeypatch.setattr(source_checks, "report_partition_gaps", report_partition_gaps)
+        gap = await remedy_of(streamer, "public.events_2", "attached as a partition")
+        assert [step.line for step in gap.commands] == [resync]
         limited: list[dict[str, object]] = [{"mode": "diff"}, {"scope": {"where": ["id < 15"]}}]
         for options in limited:
             with pytest.raises(MappingError, match="came without an INSERT") as refused:
                 await ask(options)
             assert refused.value.remedy is not None
             assert [step.line for step in refused.value.remedy.commands] == [resync]
-        # A copy finds a gap that no check has reported yet.
-        for module in (table_requests, taken_requests):
-            monkeypatch.setattr(module, "find_mixed_rows", lambda *_: None)
-        await ask({"mode": "diff"})
-        late = await remedy_of(streamer, "public.events_2", "came without an INSERT")
-        assert [step.line for step in late.commands] == [resync]
         assert rows(target, "events") == before
         source.execute("alter table events_2 detach partition strays")
         await ask({})
         await streamer.caught_up()
         assert rows(target, "events") == union((source, "events_1"), (source, "events_2"))
+
+
+async def _report_no_gaps(*_: object, **__: object) -> None:
+    pass
+
+
+@pytest.mark.follows("copy.gap_reports:_describe")
+async def test_rows_that_came_without_an_insert_stop_their_table(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update of such a row would change the row of a second table with an equal key."""
+    monkeypatch.setattr(source_checks, "CHECK_SECONDS", 0.5)
+    source.execute(FILL.format("events_1", 10))
+    source.execute(
+        "create table events_2 (id int primary key, v text) partition by range (id);"
+        "create table twenties partition of events_2 for values from (20) to (30);"
+        "insert into events_2 select g, 'events_2 ' || g from generate_series(20, 29) g"
+    )
+    source.execute(FILL.format("others", 30) + ";" + FILL.format("strays", 10))
+    both = (source, "events_1"), (source, "events_2")
+    async with stream(EVENTS) as streamer:
+        await streamer.caught_up()
+        # GIVEN a partition whose keys are new WHEN it is attached THEN a resync continues
+        source.execute("alter table events_2 attach partition others for values from (30) to (40)")
+        gap = await remedy_of(streamer, "public.events_2", "attached as a partition")
+        assert (await streamer.table("public.events_2"))["state"] == "error"
+        (again,) = gap.commands
+        assert again.line == "streamer resync public.events_2 --database shop"
+        await streamer.ask("resync", "public.events_2")
+        await streamer.caught_up()
+        assert rows(target, "events") == union(*both)
+        # GIVEN a partition with keys of a second table WHEN its rows change THEN no row changes
+        source.execute("alter table events_2 attach partition strays for values from (0) to (20)")
+        await remedy_of(streamer, "public.events_2", "first detach the partition")
+        before = rows(target, "events")
+        source.execute("update events_2 set v = 'harm' where id = 12")
+        source.execute(
+            "delete from events_2 where id = 13; update events_1 set v = 'x' where id = 14"
+        )
+        await streamer.eventually(lambda: _has(target, (14, "x")))
+        changed = [row for row in rows(target, "events") if row not in before]
+        assert changed == [(14, "x")]
+        assert len(rows(target, "events")) == len(before)
+        # A copy fails as long as the partition is attached.
+        await streamer.ask("resync", "public.events_2")
+        await streamer.eventually(lambda: _one_has_error(streamer, "already"))
+        source.execute("alter table events_2 detach partition strays")
+        await streamer.ask("resync", "public.events_2")
+        await streamer.caught_up()
+        assert rows(target, "events") == union(*both)
+        source.execute("update events_2 set v = 'again' where id = 20")
+        await streamer.caught_up()
+        assert rows(target, "events") == union(*both)
+
+
+async def _has(target: Database, row: tuple[object, ...]) -> bool:
+    return row in rows(target, "events")
+
+
+async def _one_has_error(streamer: Streamer, words: str) -> bool:
+    return any(words in (t["error"] or "") for s in await streamer.statuses() for t in s["tables"])
 
 
 @pytest.mark.follows("copy.shared_copies:advise_resync")

@@ -24,7 +24,7 @@ insert into filled values (21, 'before'); insert into p values (1, 'a')
 FOREIGN = "create foreign table far partition of p for values from (10) to (20) server s"
 
 
-@pytest.mark.follows("copy.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_describe")
 async def test_status_names_a_foreign_partition_and_its_table_goes_on(
     source: Database,
     target: Database,

@@ -152,7 +152,7 @@ async def test_identities_that_change_while_streaming(
         assert not await is_copied_again("plain")
 
 
-@pytest.mark.follows("copy.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_describe")
 async def test_streamer_reports_a_partition_that_was_detached_for_a_while(
     source: Database,
     target: Database,

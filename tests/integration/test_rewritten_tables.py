@@ -95,7 +95,7 @@ RULES = "\n".join(f"{table}:" for table in TABLES)
 
 
 @pytest.mark.parametrize("when", ["running", "down"])
-@pytest.mark.follows("copy.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_describe")
 @pytest.mark.follows("runbooks:gap#1")
 async def test_a_table_that_was_unlogged_for_a_while_reports_a_gap(
     source: Database,

@@ -165,8 +165,7 @@ class TableCases:
         if mapped.mapping.rule.on_table_dropped is OnTableDropped.STOP:
             error = stop_replaced(mapped.mapping, self._tables.source).error
             assert error is not None
-            await require_resync(self._bookkeeping, mapped.relation_id, error)
-            self._stop(mapped, error)
+            await self.stop(mapped, error)
             return
         mapped.become(mapped.state.with_options(Resync()))
         await demand_copy(self._bookkeeping, mapped.relation_id, Resync())
@@ -300,6 +299,11 @@ class TableCases:
                 case = Case(Fate.RENAMED, name=move.now, error=ErrorReport.of(error))
                 cases[mapped] = case
         return cases
+
+    async def stop(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        """Stop *mapped* until an operator requests its copy; drop its changes until then."""
+        await require_resync(self._bookkeeping, mapped.relation_id, error)
+        self._stop(mapped, error)
 
     def _stop(self, mapped: MappedRelation, error: ErrorReport) -> None:
         log.error("table stopped", **self._log_fields(mapped), error=error.text, **error.log_fields)

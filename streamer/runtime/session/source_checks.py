@@ -1,5 +1,5 @@
 """Periodic checks that never stop a stream: heartbeats, sequences, new tables, partitions with
-rows, and the backlog's size.
+rows, and the backlog's size. A check may stop a table.
 
 The checks may wait for a lock of a user's session, though not for long. The guard does not wait for
 the checks, see `streamer.runtime.guards.source_monitor`.
@@ -11,8 +11,10 @@ from typing import Final
 
 import structlog
 
+from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.relation_definitions import read_definitions
+from streamer.control.table_state import Need, State
 from streamer.copy.attached_rows import AttachedRows
 from streamer.copy.gap_reports import report_partition_gaps
 from streamer.errors.error_classes import SourceContentionError
@@ -62,7 +64,7 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
             obstacles = Obstacles(source, bookkeeping, relations)
             while True:
                 await obstacles.check_target(services.target.unlogged)
-                await _check_partitions(plain, source, bookkeeping, relations, attached)
+                await _check_partitions(plain, session, attached)
                 await _request_unclear_definitions(plain, source, bookkeeping, relations)
                 await guard.store(bookkeeping, source_id)
                 with translating(source.label):
@@ -71,13 +73,8 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
                 await asyncio.sleep(session.tables.pause(CHECK_SECONDS))
 
 
-async def _check_partitions(
-    plain: Connection,
-    source: SourceMapping,
-    bookkeeping: Bookkeeping,
-    relations: Relations,
-    attached: AttachedRows,
-) -> None:
+async def _check_partitions(plain: Connection, session: Session, attached: AttachedRows) -> None:
+    source = session.tables.source
     try:
         with translating(source.label):
             captures = source.ddl is DdlCapture.CAPTURE and (
@@ -85,14 +82,24 @@ async def _check_partitions(
             )
             copies_rows = captures and source.on_ddl[DdlKind.ATTACH_PARTITION] is OnDdl.APPLY
             await report_partition_gaps(
-                bookkeeping,
+                session.services.bookkeeping,
                 plain,
-                relations.in_sync(),
+                filter(_may_lack_rows, session.relations),
+                stop=session.monitor.cases.stop,
                 columns_too=not captures,
                 attached=attached if copies_rows else None,
             )
     except SourceContentionError as exc:
         log.debug("the next check reads the partitions", source=source.label, reason=str(exc))
+
+
+def _may_lack_rows(mapped: MappedRelation) -> bool:
+    """Whether to check *mapped* for gaps. With `keys: disjoint`, no change may follow a gap, also
+    while the table is behind.
+    """
+    shown = mapped.state.shown
+    is_behind = shown is State.CATCHING_UP and mapped.state.need is Need.NOTHING
+    return shown is State.READY or (is_behind and mapped.mapping.rule.is_disjoint)
 
 
 async def _request_unclear_definitions(

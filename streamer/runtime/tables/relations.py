@@ -150,10 +150,6 @@ class Relations:
         """Whether every relation is in sync."""
         return all(mapped.state.shown is State.READY for mapped in self)
 
-    def in_sync(self) -> list[MappedRelation]:
-        """Return the relations in state READY."""
-        return [mapped for mapped in self if mapped.state.shown is State.READY]
-
     def become(self, mapped: MappedRelation, state: TableState) -> None:
         """Give *state* to *mapped*: show the state, and hold its lane as the state says.
 
