@@ -65,8 +65,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "set_default": "a default, or an identity with `create: all`, is set, changed or dropped",
         "set_expression": "a new expression of a generated column, which the target also "
         "recomputes",
-        "attach_partition": "a partition attached with rows in it; without `apply` the table "
-        "continues, and its status shows that these rows are missing",
+        "attach_partition": "a partition attached with rows in it; without `apply` the status "
+        "shows the missing rows, and a table with `keys: disjoint` stops",
         "detach_partition": "a partition detached or dropped; with `apply`, its rows leave the "
         "target table, except in an append table",
         "rename_table": "a new name of a partition, or a new name or schema of a table that a "
