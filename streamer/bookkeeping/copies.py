@@ -92,7 +92,7 @@ class FinishedCopy:
     end_lsn: Lsn | None = None
     """The former position of a relation in sync."""
     leaves: Mapping[int, str] | None = None
-    """The partitions from now on."""
+    """The partitions after the copy: by OID, the transactions that attached the partition."""
 
     @property
     def is_end(self) -> bool:
@@ -287,7 +287,7 @@ class OwnSession:
 
 
 async def read_own_sessions(connection: TargetConnection) -> list[OwnSession]:
-    """Return the sessions at the target that prepare, copy or finish tables, of all sources."""
+    """Return the sessions at the target that prepare, copy or finish tables of any source."""
     return [OwnSession(**row) for row in await connection.fetch(_OWN_SESSIONS_SQL)]
 
 

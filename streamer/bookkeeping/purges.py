@@ -193,9 +193,10 @@ async def store_columns(session: Executor, source_id: int) -> None:
 
 
 async def store_rows(session: Executor, relation_ids: Collection[int]) -> None:
-    """Store tables and columns of relations that leave the mapping, because their rows stay.
+    """Store tables and columns of relations that leave the mapping, if the rows of these relations
+    have a different sid than the source.
 
-    The rows with the sid of the source are stored when the source leaves.
+    `store_targets` stores the other tables when the source leaves.
     """
     for sql in (_KEEP_TARGETS_SQL, _KEEP_COLUMNS_SQL):
         await session.execute(sql.format(relations=_OF_TABLES), list(relation_ids))

@@ -336,9 +336,10 @@ async def _store_to_point(
     stays_paused: bool = False,
     is_sure: bool = False,
 ) -> list[Request]:
-    """Store a resync to a point. *is_sure*: store the resync whatever the state of the table.
+    """Store a resync to a point; return the effect.
 
-    Otherwise a table that is paused or in error gets a copy of all rows, without earlier changes.
+    The effect is empty if the table needs a copy of all rows anyway. The effect is also empty for
+    a resync of all rows of a table that is paused or in error, unless *is_sure* is set.
     """
     state = record.table_state
     if resync.columns is not None:  # if the copy fails, the columns stay unfilled

@@ -545,7 +545,7 @@ class KeyJudging:
         return batches
 
     def _attempt(self, batch: Judged, read: Callable[[Judged], None]) -> None:
-        """Read a table; a TableError ends only that table. Raises PassingError."""
+        """Read a table; store a TableError as the result of the table. Raises PassingError."""
         if batch.error is None:
             try:
                 with reading():
@@ -622,8 +622,8 @@ class KeyJudging:
     ) -> Iterator[tuple[int, str, tuple[str | None, str | None]]]:
         """Yield number, text and, if requested, rows of both sides as JSON, key by key.
 
-        If a hash names a key whose rows both sides lack by now, the key has no text. Then both
-        sides are equal.
+        Omit a key named by a hash if both sides lack its rows by now. Without a row such a key has
+        no text, and both sides are equal.
         """
         named = [] if table.is_named_by_hash else [(n, -1, text, None) for n, text in keys.items()]
         sides = (SOURCE, TARGET) if table.is_named_by_hash or self._with_values else ()

@@ -105,7 +105,7 @@ Pair = tuple[MappedRelation, SourceRelation]
 class CopyMethod:
     """How the rows of an attempt get into the target table.
 
-    ``owns_rows``: after the copy, all rows of this source in the target are streamer's.
+    ``owns_rows``: after the copy, streamer has written all rows of this source in the target.
     ``is_first``: the relation has not been in sync yet.
     """
 
@@ -598,9 +598,9 @@ class Preparation:
 
 
 def _findable(copy: TableCopy) -> Resync:
-    """Return the resync of *copy*, of all columns if no key locates the rows.
+    """Return the resync of *copy*: of all columns if no key outside the copied columns finds rows.
 
-    Raises SharedTableError for new disjoint keys, which the target has not checked.
+    Raises SharedTableError for disjoint keys, which exclude such a copy of all columns.
     """
     columns, plan = copy.scope.resync.columns, copy.plan
     if columns is None or plan is None:

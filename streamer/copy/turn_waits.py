@@ -1,4 +1,4 @@
-"""The waits of copies that begin automatically, without an operator. Pure."""
+"""Waits of copies that end without an operator. Pure."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ TURN: Final = "its turn: "
 
 
 def turn(reason: str) -> TableWait:
-    """Return the wait of a copy that begins automatically."""
+    """Return the wait of a copy for *reason*, which ends without an operator."""
     return TableWait(f"{TURN}{reason}", is_turn=True)
 
 

@@ -425,11 +425,11 @@ def new_row(payload: bytes) -> list[bytes]:
 
 
 def as_upserts(payload: bytes, relation: Relation) -> list[bytes]:
-    """Return the changes that lead to the row of a message, also where the target has that row.
+    """Return changes with the same result as a message, even if the target already has the new row.
 
-    An INSERT becomes an UPDATE, because both have the new row after the OID. An UPDATE of a key
-    becomes a DELETE of the old key, and an UPDATE of the row with the new key. Any different
-    message stays.
+    An INSERT becomes an UPDATE: in both messages the new row follows the OID. An UPDATE of a key
+    becomes a DELETE of the old key, and an UPDATE of the row with the new key. All other messages
+    remain unchanged.
     """
     if payload[0] == INSERT:
         return [b"U" + payload[1:]]

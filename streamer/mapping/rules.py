@@ -157,8 +157,7 @@ class TableRule:
 
     @property
     def keeps_history(self) -> bool:
-        """Whether rows of the target record earlier changes, so that a copy cannot replace a
-        change.
+        """Whether rows of the target record earlier changes, which no copy can restore.
 
         A clone without marks contains only the present rows of the source.
         """
@@ -581,8 +580,8 @@ def _names(source: SourceMapping, relation: RelationName) -> dict[str, str | Non
 def former_names(
     source: SourceMapping, present: Iterable[RelationName], target_namespace: str
 ) -> set[RelationName]:
-    """Return the tables of exact rules that *source* lacks, if the rows of a *present* table go to
-    the same place.
+    """Return the tables of exact rules that *source* lacks, if a *present* table writes the rows of
+    such a rule.
 
     A session has renamed such a table, and some tenants may still have the former name.
     """
@@ -600,7 +599,9 @@ def former_names(
 def same_rows(
     source: SourceMapping, names: Sequence[RelationName], mapping: RelationMapping
 ) -> MappingError:
-    """Return the error for tables of a source that would write the rows of *mapping*."""
+    """Return the error for the tables *names* of a source that would all write the rows of
+    *mapping*.
+    """
     listed = " and ".join(f'"{name}"' for name in names)
     words = f', with sid "{mapping.sid}"' if mapping.rule.sid is not None else ""
     return MappingError(

@@ -36,10 +36,10 @@ class NoticeDuty:
         return source in self.own or (self.reports_removed and source not in self.peers)
 
     def may_end(self, key: Key) -> bool:
-        """Whether an absent problem has ended.
+        """Whether this process may report the end of an absent problem.
 
-        A source that does not stream hides the problems of tables. A source that the mapping lacks
-        has no problems.
+        A source that does not stream hides the problems of its tables, so these problems have not
+        ended. A source that the mapping lacks has no problems.
         """
         _, subject = key
         if not self.covers(subject):

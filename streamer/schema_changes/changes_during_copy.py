@@ -147,7 +147,7 @@ class ChangedDefinitions:
         await store_first_definitions(target, {mapped.relation_id: present})
 
     async def store_definitions(self, target: TargetConnection, pairs: Sequence[Pair]) -> None:
-        """Store the definition of each target table still without a stored definition.
+        """Store the source's definition for each relation without a stored definition.
 
         A repeated copy compares with this definition. The method skips relations in sync: their
         lanes may be behind the present definition, and read definitions from the stream.

@@ -37,10 +37,10 @@ _KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
 
 
 async def lock_types(target: TargetConnection) -> None:
-    """Lock the types of the target, and uses of types, against concurrent lanes until the commit.
+    """Acquire the advisory lock under which lanes change types, until the transaction ends.
 
-    A concurrent lane with the same change waits. After a commit the lane reads the changed types;
-    after a rollback the lane makes the change.
+    A concurrent lane waits before any change of a type. After a commit the lane reads the changed
+    types; after a rollback the lane makes the change.
     """
     await target.fetch("select pg_catalog.pg_advisory_xact_lock($1)", _TYPES_LOCK)
 

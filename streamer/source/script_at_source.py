@@ -99,8 +99,8 @@ def unknown_outcome(xid: int) -> ScriptError:
 async def seen_by(snapshot: str, source: SourceMapping, xids: list[int]) -> set[int]:
     """Return the transactions among *xids* that committed before an exported *snapshot*.
 
-    A slot's stream contains exactly the transactions that its snapshot does not see. A transaction
-    whose outcome the source has forgotten counts as committed and is reported.
+    A slot's stream contains exactly the transactions that its snapshot does not see. The result
+    includes a transaction whose outcome the source has forgotten.
     """
     async with connection(source) as plain:
         await plain.execute("begin isolation level repeatable read read only")

@@ -36,7 +36,7 @@ class RepeatedNotices:
         _notices.set(self)
 
     def add(self, write: Write, event: str, source: str, facts: dict[str, Any]) -> None:
-        """Log a notice soon, unless known."""
+        """Log a notice soon, unless the source has already given that notice."""
         stated = frozenset(facts.items())
         logged = self._known.setdefault((event, source), set())
         if stated not in logged:

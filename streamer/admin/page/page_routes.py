@@ -141,7 +141,10 @@ def _add_assets(app: FastAPI) -> None:
 
 
 def _install_errors(app: FastAPI) -> None:
-    """Answer a browser with a page about a missing or failing page; answer programs as before."""
+    """Answer a browser with a page for the errors 404, 405 and 500.
+
+    The former handlers answer requests to the API, and requests that do not accept HTML.
+    """
     back = "Go back to the overview."
     for key, status, message, hint in (
         (404, 404, "This page does not exist",

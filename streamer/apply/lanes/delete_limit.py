@@ -45,7 +45,7 @@ class DeleteLimit:
             if rule.max_deleted_rows is None or rule.type is TableType.APPEND:
                 continue
             if mapped.state.chunks is not None:
-                continue  # the limit does not apply during a copy
+                continue  # the limit does not apply during a copy in chunks
             for transaction, payloads in lane_transaction.by_transaction(changes):
                 self._count(mapped, transaction, payloads)
         if lane_transaction.end_lsn is None or not self._counts:
@@ -96,7 +96,7 @@ class DeleteLimit:
         return replace(lane_transaction, changes=changes)
 
     def release(self, lane_transaction: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
-        """Discard the counts of a durable transaction; return the skipped mass deletes."""
+        """Discard the mass deletes of a durable transaction; return the skipped mass deletes."""
         skipped = self._skipped(lane_transaction)
         self._exceeding.pop(lane_transaction.transaction.final_lsn, None)
         return skipped

@@ -325,7 +325,7 @@ class LaneSpool:
 
     @property
     def held(self) -> Held:
-        """The unreleased part."""
+        """The changes that the owner has not released."""
         return self._held
 
     def read(self, size: int) -> list[LaneTransaction]:

@@ -45,7 +45,10 @@ log = structlog.get_logger()
 async def fulfil(
     request: QuarantineRequest, lane: Lane, writer: QuarantineWriter, planner: Planner
 ) -> None:
-    """Fulfil *request*. Raises transient errors, and stores all other errors with the rows."""
+    """Fulfil *request*. Raises StreamerError.
+
+    A retry raises only transient errors, and stores all other errors with the rows.
+    """
     mapped = request.mapped
     if request.is_retry:
         attempt = _Attempt(request, lane, writer, planner)
@@ -150,7 +153,11 @@ class _Attempt:
             await self._apply(rows)
 
     async def _with_their_rows(self, ids: set[int]) -> list[int]:
-        """Return *ids* and all changes of the same rows: all are applied in order, or none."""
+        """Return *ids*, and the ids of all further quarantined changes of the rows of *ids*.
+
+        After a rejected change, the later changes of its row stay in quarantine. So the changes of
+        a row keep their order.
+        """
         chains = _Chains()
         rows_in_chains: list[tuple[int, int]] = []
         equal_keys = EqualKeys(self.writer.transaction)
@@ -239,7 +246,7 @@ class _Chains:
         self._parents: list[int] = []
 
     def find(self, chain: int) -> int:
-        """Return the number of the chain that *chain* is now part of."""
+        """Return the number of the chain that now includes *chain*."""
         while (parent := self._parents[chain]) != chain:
             self._parents[chain] = self._parents[parent]
             chain = parent

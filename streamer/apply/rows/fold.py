@@ -109,8 +109,8 @@ class Fold:
     def must_order(self) -> bool:
         """Whether the changes need exact order.
 
-        A staged row would be too wide, expressions need values of the target, or a row gets the key
-        of a row that moves.
+        For example: a staged row is too wide, expressions need values of the target, or a row gets
+        the key of a row that moves.
         """
         plan = self.plan
         if self.moves:
@@ -146,9 +146,10 @@ class Fold:
 
     @property
     def clears_keys(self) -> bool:
-        """Whether an insert must first remove a row of the key that outlived a delete.
+        """Whether an insert must first remove an old row with its key, which the target may have.
 
-        Otherwise an index of the target refuses the new row, and exact order replaces the old row.
+        With an index on the key, the insert removes no row: the target refuses the insert, and
+        exact order replaces the old row.
         """
         plan = self.plan
         if not self.inserts or plan.key_is_indexed or plan.identity is not Identity.KEY:
@@ -394,10 +395,10 @@ def _expect(is_so: bool, kind: int) -> None:
 
 
 def _check_identity(plan: ApplyPlan, kind: int, marker: int, old: Row | None) -> None:
-    """Raise IdentityError for an update or delete that may concern a row without this key.
+    """Raise IdentityError if the old values of an update or delete do not identify the row.
 
-    The source publishes a partition's changes as its root's, but the partition's own replica
-    identity decides which old values it sends.
+    The source publishes the changes of a partition under the root. The replica identity of the
+    partition decides which old values the source sends.
     """
     if plan.relation.replica_identity == "f" and marker != OLD_TUPLE:
         raise _lacks(plan, kind, "its old row, although the table has REPLICA IDENTITY FULL")

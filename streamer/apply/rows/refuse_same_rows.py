@@ -1,4 +1,4 @@
-"""Refuses rows of a target table that two running sources would write."""
+"""Refuses a table whose rows in the target a second running source writes, too."""
 
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 async def refuse_same_rows(connection: "TargetConnection", plan: ApplyPlan, label: str) -> None:
-    """Refuse rows of a target table that a running process writes from another source.
+    """Refuse *plan* if a running process writes rows of the plan's target from a different source.
 
-    Raises TargetSchemaError.
+    *label*: the source of the plan. Raises TargetSchemaError.
     """
     name, lacks_sid = plan.mapping.target, not plan.target.has_sid
     (stored,) = await read_writers(connection, [(name, plan.sid)], any_sid=lacks_sid)

@@ -76,7 +76,7 @@ class Conflict:
 async def store_conflicts(
     target: Executor, relation_id: int, conflicts: Sequence[Conflict], kept: int
 ) -> None:
-    """Write *conflicts* of a relation, and keep the newest *kept* conflicts."""
+    """Store *conflicts* of a relation, and delete all but the newest *kept* conflicts."""
     if not conflicts:
         return
     rows = [conflict.fields for conflict in conflicts]

@@ -295,7 +295,7 @@ def ordered_runs(
 
 
 def ordered_steps(run: OrderedRun, statements: Statements, *, notes: bool) -> Iterator[Step]:
-    """Yield the steps that write a run in exact order. With *notes*, note missing rows."""
+    """Yield the steps that write a run in exact order. *notes*: whether to record missing rows."""
     for first, rows in statements.batches(run.rows()):
         block = InOrder(run, statements, notes)
         steps = chain[Step](statements.copies(rows, first), (block,))

@@ -130,7 +130,7 @@ class SparkLauncher:
         return bool(self._waiting) and not self._is_ready
 
     def prepare(self) -> None:
-        """Start the process now, because a job will follow soon."""
+        """Make `run` start the process, because a job will follow soon."""
         self._requested.set()
         self._set_idle()
 
@@ -230,7 +230,7 @@ class SparkLauncher:
         self._driver = await start_driver(arguments, env=_environment(self._master))
 
     def _fail_waiting(self, error: SparkJobError) -> bool:
-        """Fail the waiting jobs because their process has ended; return whether there were any."""
+        """Fail the waiting jobs because their process has ended; return whether a job waited."""
         failed = [waiting for waiting in self._waiting.values() if not waiting.done()]
         if failed:
             self._requested.clear()  # until the submitter asks again

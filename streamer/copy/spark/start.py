@@ -53,7 +53,7 @@ class StartedSpark:
     """The JVM would have started faster with a class data archive."""
 
     def stop(self) -> None:
-        """End Spark in order; return after the end of the JVM."""
+        """Stop the context, and then the JVM; return after the end of the JVM."""
         self.context.stop()
         if self.jvm is not None:
             assert self.jvm.process.stdin is not None

@@ -136,13 +136,13 @@ class MappedTable:
 
     @property
     def was_gone(self) -> bool:
-        """The table has stopped because the source lacked the table."""
+        """Whether the table stopped with TableGoneError: the source lacked the table."""
         has_code = self.error is not None and self.error.code == TableGoneError.code
         return self.is_set_aside and has_code
 
 
 class Fate(enum.StrEnum):
-    """What happens to a table, see the module."""
+    """The decision about a table, see the module."""
 
     COPY = "copy"
     COPY_AT_POINT = "copy at a point"
@@ -502,7 +502,10 @@ def _expect_statements(table: MappedTable, state: SourceState, source: SourceMap
 def _judge_return(
     table: MappedTable, identity: RelationIdentity, state: SourceState, source: SourceMapping
 ) -> Case | None:
-    """Stop a table that was gone and is back with the statements that the role cannot run."""
+    """Return the case of a missing table that exists again; None if the error does not change.
+
+    The error names the statements that streamer's role cannot run.
+    """
     if table.last.identity == NONE and identity.is_usable:
         return None  # the table continues with its new identity
     publications = state.publications
@@ -519,9 +522,9 @@ def _judge_return(
 
 
 def _is_of_former_table(table: MappedTable, identity: RelationIdentity | None) -> bool:
-    """Whether a new table got the name of *table* during the copy of *table*.
+    """Whether the application replaced *table* by a new table during the copy of *table*.
 
-    The copy may have ended since, and may have read the new table.
+    The copy may have ended by now, and may have read the new table.
     """
     if identity is None:
         return table.is_being_copied

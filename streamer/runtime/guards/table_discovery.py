@@ -1,4 +1,4 @@
-"""Finds new tables at a source that match one of its patterns or succeed a dropped table, and
+"""Finds new tables at a source that match a pattern or have the name of a dropped table, and
 mapped tables that joined an extension.
 
 At an interval, the task compares the names of the source's tables with the mapped tables. The task
@@ -37,7 +37,10 @@ class Discovery:
         appeared: Callable[[str], None],
         target_namespace: str,
     ) -> None:
-        """*interval*: seconds between checks; 0: none. Calls *appeared* with a label."""
+        """*interval*: seconds between checks; 0: no periodic checks.
+
+        Calls *appeared* with the label of the source.
+        """
         self._tables = tables
         self._interval = interval or None
         self._appeared = appeared

@@ -65,7 +65,7 @@ class VerificationSettings:
 
 @dataclass(frozen=True, slots=True)
 class DueTable:
-    """A table to verify, since ``at``."""
+    """A table to verify from ``at`` on."""
 
     source: SourceMapping
     relation: RelationRecord

@@ -2,7 +2,7 @@
 
 All replicas see the same locks and decide by the same rules, so they need no coordinator. A free
 source goes to the replica with the fewest sources. A replica that has at least two sources more
-than a peer gives some back. Each move makes the shares more even, so moves come to an end.
+than a peer releases a source. Each move makes the shares more even, so moves come to an end.
 
 The lock alone decides. Two replicas with different views may both try to take a source, and one of
 the attempts fails.
@@ -25,7 +25,7 @@ class Peer:
     max_sources: int | None = None
     is_stopping: bool = False
     journals: frozenset[str] = frozenset()
-    """Labels of sources with a journal on the replica's disk, which only it can continue."""
+    """Labels of sources with a journal on the replica's disk. No peer can continue the sources."""
     out_of_reach: frozenset[str] = frozenset()
     """Labels of sources that the replica could not reach in its last attempt."""
     has_newest_mapping: bool = True
@@ -51,7 +51,7 @@ class SharePlan:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The sources that a replica takes and gives now."""
+    """The sources that a replica takes and releases now."""
 
     take: list[str]
     give: list[str]
@@ -66,7 +66,7 @@ Refusals = Collection[tuple[int, str]]
 
 
 def find_keepers(members: Sequence[Peer], owners: Owners) -> dict[str, int]:
-    """Return the replica with the journal of each source: only it can continue the source."""
+    """Return the replica with the journal of each source, which no peer can continue."""
     keepers: dict[str, int] = {}
     for member in members:
         for label in member.journals:
@@ -165,8 +165,8 @@ def decide(
     busy: Collection[str] = (),
     refused: Refusals = (),
 ) -> Decision:
-    """Return the sources that replica *number* takes and gives. *busy*: the sources that it must
-    not give away now.
+    """Return the sources that replica *number* takes and releases. *busy*: the sources that the
+    replica must not release now.
     """
     loads = Counter(owner for owner in owners.values() if owner is not None)
     take = [label for label, taker in plan.takers.items() if taker == number]

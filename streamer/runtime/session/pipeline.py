@@ -76,8 +76,8 @@ FAST_STREAM_PAUSE_SECONDS: Final = 0.03
 """The pause of a stream with at least `FAST_STREAM_RATE` messages a second.
 
 The walsender sends each message separately. While TCP's window is closed, the kernel joins messages
-to large segments, and each message costs the walsender less. Larger bursts make larger target
-transactions, too, each at a fixed price.
+to large segments, and each message costs the walsender less. Larger bursts make fewer and larger
+target transactions, too, and each transaction has a fixed cost.
 """
 PAUSE_FACTOR: Final = 9
 """After a burst, reading pauses for this multiple of the processor time since the last burst. So a

@@ -175,7 +175,7 @@ class SourceReconciler:
         Sequence[RelationMapping], dict[RelationName, SourceRelation], "dict[int, Obstacle]"
     ]:
         """Rename relations whose table was renamed. Return the mapped tables of the source with
-        their definitions, and the obstacles of relations that cannot follow.
+        their definitions, and the obstacles of relations that keep their former names.
         """
         source, services = self.attempt.source, self.attempt.services
         bookkeeping, source_id = services.bookkeeping, self.record.source_id
@@ -198,7 +198,7 @@ class SourceReconciler:
         clashes = await self._find_clashes(new)
         self.tables.clash = next(iter(clashes.values()), None)
         mappings = [mapping for mapping in mappings if mapping.source not in clashes]
-        # Another table may have the name of a table that did not follow.
+        # A new table may have the former name of a renamed table, which the relation still has.
         definitions = {
             name: relation for name, relation in definitions.items() if name not in unfollowed.names
         }

@@ -309,7 +309,7 @@ class TableEvents:
     async def _store(self, store: Callable[[], Awaitable[None]]) -> None:
         """Run *store*, and retry until the target answers.
 
-        Without the lock of the source, this attempt ends; the next attempt meets the conflict
+        Without the lock of the source, this attempt ends, and the next attempt applies the changes
         again.
         """
         backoff = Backoff()

@@ -109,7 +109,9 @@ class Journaling:
         self._writing: asyncio.Task[None] | None = None
         self._server = KnownServer()
         self.is_beside = False
-        """Whether the journal reads a copy of the slot, because the pipeline reads the slot."""
+        """Whether streamer fills the journal from a copy of the slot, while the pipeline reads the
+        slot.
+        """
         self.flushed: asyncio.Event | None = None
         """Set after each flush, for a pipeline that acknowledges changes of the journal."""
 
@@ -372,7 +374,8 @@ class Journaling:
     ) -> Journal | None:
         """Return the journal to read from, if a journal exists and the target needs it.
 
-        Otherwise delete the journal. If a gap remains, the comparison with the slot finds the gap.
+        Delete the journal if the target or the slot has all of its changes. After a gap the journal
+        stays, and the comparison with the slot reports the gap.
         """
         if self.is_beside:
             self.begin()  # the former pipeline has left the slot

@@ -42,6 +42,8 @@ def part_of_target(
 ) -> SourceDefinition:
     """Return *definition* without the parts that *target* lacks and that rows of the source need.
 
+    The result also has the NOT NULL, the checks and the attributes that only the target has.
+
     *types*: the types that the target table uses. *partitions*: the partitions of the target, if
     any. *lacking*: the missing columns of the target, by the source's names.
     """
@@ -123,10 +125,10 @@ def own_enums(
     target: TargetRelation,
     types: Iterable[DefinedType],
 ) -> dict[RelationName, DefinedType]:
-    """Return the enums of the target's columns, by the names of the enums of a tenant's schema.
+    """Return the enums of the target's columns, by the names of the enums in a tenant's schema.
 
-    Each schema may have an enum of that name, and the target's column has the enum of one schema.
-    *types*: see `part_of_target`.
+    Each tenant's schema may have an enum with an equal name. The column of the target uses the enum
+    of a single schema. *types*: see `part_of_target`.
     """
     if mapping.rule.sid is None:
         return {}
@@ -147,9 +149,9 @@ def own_enums(
 def under_own_names(
     changes: Iterable[TypeChange], own: Mapping[RelationName, DefinedType]
 ) -> list[TypeChange]:
-    """Return *changes* with changes of labels under the names of the target's enums.
+    """Return *changes*; changes of labels name the target's enums instead of the tenant's enums.
 
-    *own*: see `own_enums`.
+    *own*: the target's enums, see `own_enums`.
     """
     return [
         replace(
@@ -164,7 +166,7 @@ def under_own_names(
 
 
 def under_name(type_: DefinedType, own: Mapping[RelationName, DefinedType]) -> DefinedType:
-    """Return *type_* with the name of the target's enum, if *own* has an enum for it."""
+    """Return *type_* with the name of the target's enum, if *own* contains that enum."""
     target = own.get(type_.full_name)
     return type_ if target is None else replace(type_, namespace=target.namespace, name=target.name)
 

@@ -81,9 +81,10 @@ async def _read_primary(source: SourceMapping, host: tuple[str, str]) -> Primary
 
 
 def choose(primaries: Sequence[Primary], stored: KnownServer) -> Primary | None:
-    """Return the primary with the newest branch that continues the stored history, if any.
+    """Return the primary with the newest branch that continues the stored history. Pure.
 
-    Pure.
+    If no primary continues the history, prefer the stored system identifier, and then the highest
+    timeline. Return None without primaries.
     """
 
     def rank(primary: Primary) -> tuple[bool, bool, int]:

@@ -110,7 +110,10 @@ async def read_leaves(
     connection: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, list[Leaf]]:
     """Return the partitions of the partitioned tables among *names*, as the transaction of
-    *connection* sees them. Include tables without partitions: the first partition may have rows.
+    *connection* sees the catalogs.
+
+    A partitioned table without partitions gets an empty list, because its first partition may
+    join with rows.
     """
     listed = list(names)
     if not listed:
@@ -139,7 +142,7 @@ async def read_leaves(
 
 
 async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
-    """Return the number of pages of a partition: 0 if it was dropped, None if it is locked."""
+    """Return the number of pages of a partition: 0 after a DROP, None for a locked partition."""
     # One message, and so one transaction: parallel tasks use the connection between messages.
     sql = f"{_LOCK_TIMEOUT_SQL}; {_PAGES_SQL.format(oid=int(leaf.oid))}"
     try:
@@ -152,10 +155,11 @@ async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
 
 
 async def had_rows(connection: Connection, leaf: Leaf) -> bool | None:
-    """Return whether the partition held rows when it was attached, or None if it is locked, renamed
-    or dropped.
+    """Return whether the partition held rows when ATTACH added the partition.
 
-    If unsure, return True, because a false alarm costs a comparison, and a miss costs data.
+    Return None if the partition is locked, was renamed, or is dropped during the check. Return
+    False for a dropped partition, which has no pages. In doubtful cases return True: a false alarm
+    costs a comparison, and a miss costs data.
     """
     if (pages := await _count_pages(connection, leaf)) in (0, None):
         return None if pages is None else False
