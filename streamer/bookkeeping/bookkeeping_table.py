@@ -200,8 +200,8 @@ class BookkeepingTable(Generic[R]):
     ) -> int:
         """Store *rows* as `insert` does, in place of rows with the same *key*.
 
-        *computed*: expressions of the server for the columns of such a row, where the new row is
-        called ``excluded``.
+        *computed*: SQL expressions for columns of a replaced row, where the new row is called
+        ``excluded``.
         """
         stored = [self._stored(row) for row in rows]
         names = [name for row in stored[:1] for name in row if name not in key.split(", ")]

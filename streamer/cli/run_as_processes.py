@@ -47,7 +47,9 @@ def make_parent(
 async def obeying(
     membership: Membership | None, stop: Callable[[str], None], reload: Callable[[], None]
 ) -> AsyncIterator[asyncio.Event]:
-    """Obey the parent, if any, during a block; yield the event that lets the process serve HTTP."""
+    """Run the commands of the parent, if any, during a block; yield the event that lets the process
+    serve HTTP.
+    """
     turn = asyncio.Event()
     if membership is None:
         yield turn

@@ -50,8 +50,8 @@ def shown(table: ComparedTable, verdict: KeyVerdict) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class TableFinding:
-    """The numbers of a table. ``keys``: the keys of all differing rows; None if too many or not
-    needed.
+    """The row counts, sample and error of a table. ``keys``: the keys of all differing rows; None
+    if too many or not needed.
     """
 
     rows_source: int = 0
@@ -92,7 +92,7 @@ class TableFinding:
 
 
 class Findings:
-    """The numbers of all tables so far."""
+    """The findings of all tables so far."""
 
     def __init__(self, tables: Mapping[int, ComparedTable], keys_max: int) -> None:
         self._tables = tables

@@ -170,7 +170,7 @@ class Finisher:
             return
         scope, books = mapped.state.scope, self._context.bookkeeping
         error = await self._with_remedy(mapped, scope, error)
-        if self._queue.is_requested_again(mapped):  # the request has stored its state
+        if self._queue.is_requested_again(mapped):  # the new request has stored the state
             self._queue.failed(mapped)
         else:
             attempt = self._queue.attempt(mapped)
@@ -442,7 +442,8 @@ class Finisher:
         first = len(copy.parts)
         parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
         await add_parts(target, parts)
-        copy.includes_orphans = True  # only now: after a lost connection, `add_parts` runs again
+        # After `add_parts`, so that the next attempt adds the parts if the connection was lost.
+        copy.includes_orphans = True
         copy.parts += parts
         return bool(parts)
 

@@ -6,8 +6,9 @@ rows that its table wrote before. streamer removes the rows of all tables togeth
 with this target waits for a copy and none of them writes. The first of these copies removes the
 rows in the transaction that inserts its own rows, and the later copies insert like first copies.
 
-A copy of differing rows inserts and updates by key, and deletes none. The target's unique index has
-checked only the rows that streamer inserted. So streamer refuses this copy for a table with a gap.
+A copy of differing rows inserts and updates by key, and deletes no row. The target's unique index
+has checked only the rows that streamer inserted. So streamer refuses this copy for a table with
+rows that the stream lacks, as after ATTACH PARTITION.
 """
 
 import enum
@@ -143,7 +144,9 @@ def shared_copy_error(mapped: MappedRelation) -> SharedTableError:
 
 
 def unguarded_error(mapped: MappedRelation) -> SharedTableError:
-    """Return the error of a copy of differing rows of a table with a gap. Pure."""
+    """Return the error of a copy of differing rows, for a table with rows that the stream lacks.
+    Pure.
+    """
     mapping = mapped.mapping
     error = SharedTableError(describe_unguarded(str(mapping.source), str(mapping.target)))
     advise_resync(mapped, error)
@@ -186,7 +189,7 @@ def advise_copy(mapped: MappedRelation, error: ConflictError) -> None:
 
 
 def name_others(labels: Mapping[int, tuple[str, str]]) -> str:
-    """Return the names of tables, by id with their sources. Pure."""
+    """Return in words the tables of *labels*: source and table by relation id. Pure."""
     names = [f'"{table}" of source "{label}"' for label, table in labels.values()]
     if not names:
         return "a row of the target"

@@ -21,7 +21,8 @@ LOCK_SECONDS: Final = 5
 later.
 """
 
-# The comparison sorts and hashes whole tables. With the default of 4 MB it would use the disk.
+# The comparison sorts and hashes whole tables. With the default of 4 MB the server would use the
+# disk.
 _ENOUGH_MEMORY_SQL: Final = memory_sql("work_mem", 128, is_local=True)
 
 

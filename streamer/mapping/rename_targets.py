@@ -95,7 +95,8 @@ def follow(
         return Obstacle("no rule matches the new name", advice)
     if mapping.sid != move.sid:
         has, gets = ("no sid" if s is None else f'sid "{s}"' for s in (move.sid, mapping.sid))
-        # Only relations that leave the mapping together give up names that they have exchanged.
+        # If two tables have swapped names, streamer frees these names only when both relations
+        # leave the mapping at once.
         return Obstacle(
             f"its rows have {has}, and the new name would get {gets}",
             f'rename it back; or copy both again: leave "{move.former}" and "{now}" out with '
@@ -182,7 +183,8 @@ def _refuse_taken_names(
 ) -> Verdicts:
     """Return *verdicts* with an obstacle where a name is not free even after all moves.
 
-    *names*: the names of all relations that keep their name. *tables*: the new targets that exist.
+    *names*: the names of all relations, except relations without rows that give way to a renamed
+    table. *tables*: the new targets that exist.
     """
     formers = {move.former for move in verdicts}
     while True:

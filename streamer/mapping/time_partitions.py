@@ -129,7 +129,7 @@ def default_partition(table: RelationName) -> RelationName:
 def named_beginning(name: str) -> datetime | None:
     """Return the beginning that the *name* of a partition contains, if streamer gives such names.
 
-    The table may have another name since.
+    The rest of the name does not matter, because the table may have been renamed since.
     """
     try:
         return datetime.strptime(name[-_SUFFIX_BYTES:], "_p%Y%m%d").replace(tzinfo=UTC)

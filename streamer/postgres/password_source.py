@@ -56,7 +56,9 @@ class KnownPassword:
     last: str | None = None
     """The password of the last connection."""
     renewed: str | None = None
-    """The password of the connections of this generation, except new connections."""
+    """The password at the beginning of this generation. Recent connections may use a newer
+    password.
+    """
     expires_at: float = 0.0
     """The end of validity of a command's output, on the monotonic clock."""
     replacement: str | None = None
@@ -66,7 +68,9 @@ class KnownPassword:
     command_seconds: float = 0.0
     """The duration of the last run of the command."""
     goes_first: bool = False
-    """Whether this login does not wait for passwords of sources: the target's login."""
+    """Whether this is the target's login, whose password reads have a separate limit. So password
+    reads of sources do not delay this login.
+    """
     file: Path | None = None
     """A file with the last output of the command, for tasks of jobs."""
 

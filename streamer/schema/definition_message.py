@@ -284,7 +284,7 @@ def _without(
 
 
 def _staying(partitions: Sequence[Partition], oids: Collection[int]) -> tuple[Partition, ...]:
-    """Return the partitions without the partitions of *oids*, at all levels; parents first."""
+    """Return *partitions* without the partitions in *oids* and their descendants; parents first."""
     removed = {
         partition.oid
         for partition in partitions
@@ -302,7 +302,8 @@ def _staying(partitions: Sequence[Partition], oids: Collection[int]) -> tuple[Pa
 def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: ChangedParts) -> Outcome:
     types, doubts = _types(stored.types or (), reported.types or (), changed)
     renames = type_difference(stored.types or (), types)
-    # A column loses the sequence that a second column gets, without evidence in the message.
+    # If a sequence moves to a different column, the message names only the column that gets the
+    # sequence. So the column that loses the sequence counts as changed, too.
     serials = [
         part.sequence.oid
         for part in reported.columns
@@ -489,7 +490,9 @@ def _needed_columns(
 def _easing_objects(
     stored: Sequence[DefinedObject], reported: Sequence[DefinedObject], evidence: RowEvidence
 ) -> tuple[DefinedObject, ...]:
-    """Return the objects without dropped objects that refuse rows."""
+    """Return *stored* without the constraints and unique indexes that the source has dropped by
+    now, as far as *evidence* permits.
+    """
     oids = {part.oid for item in reported for part in (item, item.index) if part is not None}
     names = {(item.kind, item.name) for item in reported}
 
@@ -560,8 +563,8 @@ def _needed_attributes(
 def _more_partitions(
     stored: tuple[Partition, ...], reported: tuple[Partition, ...], evidence: RowEvidence
 ) -> tuple[Partition, ...]:
-    """Return the present partitions if all stored partitions remain, because a new partition could
-    reuse bounds.
+    """Return the *reported* partitions if these include all stored partitions. Otherwise a new
+    partition may have the bounds of a removed partition, so return *stored*.
     """
     is_more = {partition.oid for partition in stored} <= {partition.oid for partition in reported}
     return reported if stored and is_more and DdlKind.ATTACH_PARTITION in evidence.eases else stored

@@ -142,7 +142,7 @@ class TargetRelation:
         return [f"alter table {table} {drop}, add primary key ({columns})"]
 
     def is_shared(self, mapping: RelationMapping) -> bool:
-        """Whether other tables than that of *mapping* may write the target, too."""
+        """Whether source tables besides the table of *mapping* may write to the target."""
         return mapping.rule.is_disjoint or (self.has_sid and mapping.sid is not None)
 
     def lacks_sid(self, mapping: RelationMapping, name: str) -> bool:

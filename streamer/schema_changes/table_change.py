@@ -189,7 +189,7 @@ class TableChange:
         ignored: list[AnyChange],
         doubted: list[AnyChange],
     ) -> list[AnyChange]:
-        """Return the changes that `ddl skip` leaves out: those for which the table stopped.
+        """Return the changes that `ddl skip` leaves out: the changes that stopped the table.
 
         If the table stopped for a different reason, `ddl skip` leaves out all changes.
         """

@@ -104,9 +104,7 @@ class Plan:
 
     @property
     def obstacles(self) -> list[Finding]:
-        """Return the findings that would stop a source or table, except those that are older than
-        the change.
-        """
+        """Return the findings that would stop a source or table which the plan changes."""
         changed = {s.label: s for s in self.sources if s.action not in ("keep", "forgotten")}
         return [
             finding

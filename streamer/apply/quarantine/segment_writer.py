@@ -118,7 +118,7 @@ class SegmentWriter:
         await self._record_refused(mapped, segment)
 
     async def _record_refused(self, mapped: MappedRelation, segment: _ItemRun) -> None:
-        """Record the changes that go into quarantine because of the target's rows."""
+        """Store the conflicts of changes that go into quarantine because of the target's rows."""
         conflicts = []
         for index, (_, code) in sorted(segment.outcomes.items()):
             kind = None if code is None else CONFLICT_KINDS.get(code)

@@ -68,7 +68,7 @@ class Definition:
         return cls(fields["identity"], tuple(Column(*column) for column in fields["columns"]))
 
     def relation(self, name: RelationName, without: frozenset[str] = frozenset()) -> Relation:
-        """Return the RELATION message of the definition, without some columns."""
+        """Return the RELATION message of the definition, without the columns in *without*."""
         columns = tuple(column for column in self.columns if column.name not in without)
         return Relation(0, name.namespace, name.name, self.replica_identity, columns)
 

@@ -484,7 +484,7 @@ end loop;"""
 
     @property
     def _found_version(self) -> RowPlace:
-        """The version that the search returned. The end selects the partition."""
+        """The version that the search returned. The condition on its end selects the partition."""
         return RowPlace(f"{FOUND.condition} and {self._is_current}")
 
     def _ordered_delete(self) -> str:

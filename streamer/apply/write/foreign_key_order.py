@@ -86,7 +86,8 @@ def removal_of(relation: RelationWindow) -> Removal:
     if fold.plan.type is TableType.APPEND:
         return Removal.WITHIN
     if fold.moves:
-        # Referencing rows change to the new key in between, unless a DELETE removes those rows.
+        # LAST lets referencing rows change to the new key first. A foreign key with an action on
+        # DELETE would change these rows.
         target = fold.plan.target
         is_last = target.is_referenced and not target.delete_acts and not _returns(fold)
         return Removal.LAST if is_last and not fold.truncate else Removal.WITHIN
@@ -100,7 +101,7 @@ def removal_of(relation: RelationWindow) -> Removal:
 def keeps_keys(fold: Fold) -> bool:
     """Return whether a TRUNCATE must keep the rows whose keys are inserted again afterwards.
 
-    The referencing table may be ahead, and refer to the new rows already.
+    The referencing table may already contain rows of later changes, which refer to the new rows.
     """
     plan = fold.plan
     return (

@@ -296,7 +296,7 @@ class Writer:
 
 
 def misses_rows(error: StreamerError) -> bool:
-    """Whether a joined statement has changed more or fewer rows than it has changes."""
+    """Whether a statement that `Writer.join` sent touched more or fewer rows than expected."""
     return getattr(error.__cause__, "sqlstate", None) == MISSED_STATE
 
 

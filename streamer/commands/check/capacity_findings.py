@@ -130,8 +130,9 @@ def _check_free(
     is_copying: bool,
     statement: str | None = None,
 ) -> Iterable[Finding]:
-    """Check whether *free* of *most* are enough. *is_copying*: copies of tables are due.
+    """Check that *free* covers *needs*. *most*: the value of *limit*.
 
+    *is_copying*: copies of tables are due.
     *statement*: sets the limit, without the number; by default *limit* is a setting of the server.
     """
     free = max(0, free)

@@ -60,7 +60,7 @@ class SharedTable:
         self.name_origins(pair)
 
     def name_origins(self, pair: Pair) -> None:
-        """Remember *pair* as an origin of the columns that no earlier tenant fills."""
+        """Record the tenant of *pair* as the origin of columns that no earlier tenant fills."""
         for column in pair.relation.columns:
             name = pair.mapping.target_column(column.name)
             if name in self.relation.columns and not column.generated:
@@ -120,8 +120,9 @@ def check_common_types(pair: Pair, shared: SharedTable) -> Iterable[Finding]:
         kind = pair.mapping.type_of(name, column.type)
         if kind == present.type or widens(kind, present.type):
             continue
+        # Each tenant's schema has a type of this name, and the target has a single such type.
         if pair.mapping.rule.sid is not None and _bare(kind) == _bare(present.type):
-            continue  # each schema has a type of that name, and the target has the type of one
+            continue
         origin = shared.origins.get(name, "another tenant")
         yield error(
             pair.place,

@@ -466,7 +466,7 @@ def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
 
 
 def check_remaining_rows(pair: Pair) -> Iterable[Finding]:
-    """Rows of a source that was removed, in a table that `initial: none` marks as synced."""
+    """Find rows of a removed source in a table that `initial: none` marks as synced."""
     facts, mapping = pair.facts, pair.mapping
     label = SourceLabel(facts.source.database, mapping.sid)
     is_purged = pair.target.removed.get((label, str(mapping.target)))

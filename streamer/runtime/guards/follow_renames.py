@@ -110,7 +110,7 @@ async def follow_renames(
     version: int,
     target_namespace: str,
 ) -> Unfollowed:
-    """Rename the relations of *records* as their tables; return those that cannot follow."""
+    """Make relations of *records* follow renamed tables; return relations that cannot follow."""
     unfollowed = Unfollowed()
     if source.ddl is not DdlCapture.CAPTURE:
         return unfollowed
@@ -122,7 +122,7 @@ async def follow_renames(
     formers = {move.former for move in verdicts}
     for group in groups(verdicts):
         for name in {move.now for move in group} - formers:
-            if name in by_name:  # the relation with that name gets a new name, too
+            if name in by_name:  # a relation without rows, which a pattern has added
                 await forget_relation(bookkeeping, by_name[name].relation_id)
         try:
             await _follow(bookkeeping, source, group)

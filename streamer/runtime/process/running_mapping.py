@@ -79,14 +79,14 @@ class RunningMapping:
 
     @property
     def leads(self) -> bool:
-        """Whether this process does the work that concerns no single source, and no peer does."""
+        """Whether this process, alone among replicas, does the work that belongs to no source."""
         return self.sources is None or self.sources.leads()
 
     @property
     def reports_removed(self) -> bool:
-        """Whether this process, and no peer, reports the sources that no mapping contains any more.
+        """Whether this process, alone among replicas, reports sources that no mapping contains.
 
-        A process with a part of the mapping, or without the newest mapping, cannot know them.
+        A process with a part of the mapping, or with an old mapping, cannot identify such sources.
         """
         sources = self.sources
         if self.is_partial or sources is None or not sources.has_newest_mapping:

@@ -5,8 +5,9 @@ to the lane of that relation. The tracker records each commit before any lane ca
 the commit. The tracker can therefore never report a position as durable that a lane must still
 reach. A keepalive moves the position only between transactions.
 
-A block goes to the lanes as a whole if all its transactions are plain. Otherwise the dispatcher
-handles its transactions one by one. Tests compare blocks with this simpler way.
+A block goes to the lanes as a whole if its transactions are new, before the stop position and after
+the copies of their tables. Otherwise the dispatcher handles the transactions of the block one by
+one. Tests compare the results of both ways.
 
 A transaction may carry a message of ``streamer execute``. The dispatcher then yields
 `ScriptsReached` before it records or dispatches any part of that transaction.
@@ -182,7 +183,7 @@ class Dispatcher:
         self._open_lanes.clear()
 
     def _share_out(self, block: TransactionBlock) -> "dict[Lane, LaneBlock] | None":
-        """Return the parts of a block; None if a transaction of the block is not plain."""
+        """Return the parts of a block; None if the block cannot go to the lanes as a whole."""
         if not self.keeps_blocks or not self._history.is_complete:
             return None
         if self._open_lanes or self.has_passed_stop:
@@ -238,7 +239,7 @@ class Dispatcher:
             run = Run(in_front, first_lsn, part.end_lsn, block.commit_times[first])
             runs.append((lane.pending, run))
         self._tracker.dispatched_runs(end_lsn, runs)
-        block.changes = []  # a lane keeps its own changes only
+        block.changes = []  # so that a lane retains only its own changes
         return Dispatched(max(block.commit_times), end_lsn, dict(parts))
 
     def _committed_transaction(self, block: TransactionBlock, number: int) -> CommittedTransaction:

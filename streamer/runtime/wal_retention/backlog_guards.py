@@ -39,7 +39,7 @@ class BacklogGuards:
                 task.cancel()
 
     def keep(self, sources: Sequence[SourceMapping]) -> None:
-        """Guard *sources* by their newest settings, and no other source."""
+        """Guard *sources* by their newest settings; end the guards of all remaining sources."""
         if self._group is None:  # `running` later starts guards for the mapping of its start
             return
         for label in self._running.keys() - {source.label for source in sources}:
@@ -48,7 +48,7 @@ class BacklogGuards:
             self.add(source).change(self._limited(source))
 
     def add(self, source: SourceMapping) -> BacklogGuard:
-        """Return the guard of a source; start a guard if the source lacks one."""
+        """Return the guard of a source; start the guard if necessary."""
         assert self._group is not None
         if source.label not in self._running:
             guard = BacklogGuard(
