@@ -250,12 +250,12 @@ async def test_a_locked_partition_keeps_nobody_from_guarding(
             source.execute("alter publication streamer_shop rename to somebody_elses")
 
             async def is_said() -> bool:
-                return "were dropped" in ((await streamer.status())["error"] or "")
+                return "was dropped" in ((await streamer.status())["error"] or "")
 
             await streamer.eventually(is_said, 60)
         source.execute("insert into p values (1); insert into t values (1)")
         source.execute("update past set v = 2; update past set v = 3")
-        remedy = await remedy_of(streamer, None, "were dropped")
+        remedy = await remedy_of(streamer, None, "was dropped")
         await Operator(streamer.path, source, target).follow(remedy)
         await streamer.caught_up(60)
         source.execute("insert into p values (2); insert into t values (2); update past set v = 4")
