@@ -13,7 +13,7 @@ the lane becomes live again.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import structlog
@@ -195,19 +195,20 @@ class Drainer:
         except OpenTransactionDiscarded:
             transactions = []
         lane.front.rewind()
-        await self._planner.renew_plans(transactions)
+        with _draining(lane):  # a plan may add columns, which a copy must not meet
+            await self._planner.renew_plans(transactions)
 
     async def _drain_turn(self, lane: Lane) -> None:
         """Apply some of the changes that *lane* holds, on a connection of the pool."""
         writer = self._idle.pop() if self._idle else self._new_writer()
-        lane.is_draining = True
         try:
-            await writer.transaction.connect([lane.owner.fence])
-            lane.backend_pid = writer.target.backend_pid
-            turn = Turn(lane, writer, self._planner, self._metrics)
-            until = time.monotonic() + TURN_SECONDS
-            while lane.may_drain and time.monotonic() < until and await turn.apply_next():
-                pass
+            with _draining(lane):
+                await writer.transaction.connect([lane.owner.fence])
+                lane.backend_pid = writer.target.backend_pid
+                turn = Turn(lane, writer, self._planner, self._metrics)
+                until = time.monotonic() + TURN_SECONDS
+                while lane.may_drain and time.monotonic() < until and await turn.apply_next():
+                    pass
         except BaseException as exc:
             # A StreamerError implies a rollback; an unexpected exception leaves the transaction
             # open.
@@ -215,8 +216,6 @@ class Drainer:
                 writer.disconnect()
             raise
         finally:
-            lane.is_draining, lane.backend_pid = False, None
-            lane.wake()
             self._idle.append(writer)
 
     def _new_writer(self) -> QuarantineWriter:
@@ -227,6 +226,17 @@ class Drainer:
             lock_seconds=LOCK_SECONDS,
             conflicts_kept=self._conflicts_kept,
         )
+
+
+@contextlib.contextmanager
+def _draining(lane: Lane) -> Iterator[None]:
+    """Show a drainer at work on *lane* during a block, so that copies and requests wait."""
+    lane.is_draining = True
+    try:
+        yield
+    finally:
+        lane.is_draining, lane.backend_pid = False, None
+        lane.wake()
 
 
 def _needs_report(error: StreamerError) -> bool:
