@@ -145,7 +145,7 @@ PURE = {
     "copy.copy_queue",
     "copy.swap_rows",
     "copy.parts.ctid_ranges",
-    "copy.turn_waits",
+    "copy.automatic_waits",
     "postgres.quoting",
     "postgres.row_values",
     "postgres.sqlstate",

@@ -26,7 +26,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.blocking_sessions import END_OWN_SQL
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.target.fencing_token import FENCE_SQL, LOCK_CLASS, LOCK_SQL, FencingToken, signed
-from streamer.util.waiting import wait_unless_idle
+from streamer.util.waiting import wait_while_idle
 
 CHECK_SECONDS: Final = 5.0
 ENDING_SECONDS: Final = 0.2
@@ -161,7 +161,7 @@ class LockSession:
         """Raise TargetConnectionError or TargetFencedError as soon as *fence* is lost."""
         while True:
             if self._is_held(fence):
-                await wait_unless_idle(self._lost, CHECK_SECONDS, partial(self._is_checked, fence))
+                await wait_while_idle(self._lost, CHECK_SECONDS, partial(self._is_checked, fence))
             if not (self._is_checked(fence) or await self._is_ours(fence)):
                 raise TargetFencedError("target: another process has the lock on this source")
 

@@ -263,7 +263,9 @@ async def _take_unfilled(
             resync = resync_of_unfilled(None if is_due else record.unfilled)
             options = resync.to_json() | {AUTOMATIC: True}
             request = Request(0, record.relation_id, "resync", options)
-            requests += await _store_to_point(connection, request, record, resync, is_sure=True)
+            requests += await _store_to_point(
+                connection, request, record, resync, may_be_stopped=True
+            )
     return requests
 
 
@@ -285,7 +287,7 @@ async def _take_resync(
     if resync.is_partial or (record.disjoint and resync.compares):
         if state.need is Need.PART:
             resync = resync.union(state.resync)
-        requests = await _store_to_point(connection, request, record, resync, is_sure=True)
+        requests = await _store_to_point(connection, request, record, resync, may_be_stopped=True)
         return requests or MappingError(
             f'"{record.source}" is not in sync, so streamer cannot copy only some rows',
             hint="run `streamer resync` for the whole table",
@@ -303,7 +305,7 @@ async def _take_resync(
                 record,
                 compared,
                 stays_paused=stays_paused,
-                is_sure=keeps_history,
+                may_be_stopped=keeps_history,
             )
             if requests:
                 return requests
@@ -334,22 +336,22 @@ async def _store_to_point(
     resync: Resync,
     *,
     stays_paused: bool = False,
-    is_sure: bool = False,
+    may_be_stopped: bool = False,
 ) -> list[Request]:
     """Store a resync to a point; return the effect.
 
     The effect is empty if the table needs a copy of all rows anyway. The effect is also empty for
-    a resync of all rows of a table that is paused or in error, unless *is_sure* is set.
+    a resync of all rows of a table that is paused or in error, unless *may_be_stopped* is set.
     """
     state = record.table_state
     if resync.columns is not None:  # if the copy fails, the columns stay unfilled
         await remember_unfilled(connection, record.relation_id, resync.columns)
         # This copy also includes the columns of a failed copy.
         resync = replace(resync, columns=tuple(sorted({*record.unfilled, *resync.columns})))
-    is_waiting = state.shown in (State.PAUSED, State.ERROR)
+    is_stopped = state.shown in (State.PAUSED, State.ERROR)
     if state.need not in (Need.NOTHING, Need.PART):
         return []
-    if is_waiting and not (is_sure or resync.is_partial):
+    if is_stopped and not (may_be_stopped or resync.is_partial):
         return []
     is_of_operator = not request.options.get(AUTOMATIC) and resync.columns is None
     values = {

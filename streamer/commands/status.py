@@ -344,7 +344,7 @@ async def read_report(
                 problem = find_lost_mapping(0, list(books.sources), state.missing)
             return StatusReport(target, _only_tables(statuses, scope), problem, books.fleet)
         except TargetError as exc:
-            target.judge(exc, address)
+            target.record_error(exc, address)
         finally:
             await bookkeeping.close()
     reason = str(target.error).removeprefix("target: ")

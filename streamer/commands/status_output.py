@@ -25,7 +25,7 @@ from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.commands.status_problems import find_problems, in_order_of_need, summarize
 from streamer.commands.terminal_screen import lag_style, until_interrupted
 from streamer.commands.terminal_table import ListingColumn, print_lines, table_lines
-from streamer.copy.turn_waits import STARTING_SPARK
+from streamer.copy.automatic_waits import STARTING_SPARK
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.report.problems import Problem
@@ -193,7 +193,7 @@ def _state(state: str) -> Text:
 
 def _table_state(status: SourceStatus, row: TableStatus) -> Text:
     state = _state(status.state_of_table(row))
-    if row.wait is not None and not row.wait.is_turn:
+    if row.wait is not None and not row.wait.is_automatic:
         state.style = "yellow"
     return state
 

@@ -181,7 +181,7 @@ class SyncCoordinator:
             nonlocal has_waited
             has_waited = True
             await self._close_snapshot()  # an open snapshot would keep dead rows at the source
-            await self._reports.show_wait(batch, TableWait(reason, is_turn=True))
+            await self._reports.show_wait(batch, TableWait(reason, is_automatic=True))
 
         is_first = not self._first.isdisjoint(batch)
         copying = CopyingSource(source.label, context.server.identity, is_first)

@@ -27,6 +27,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final
 
 from psycopg.rows import DictRow
@@ -228,7 +229,7 @@ async def find_chunk(
     firsts = {heap: await _read_first(plain, heap, copied) for heap in copy.seen.heaps}
     begun = [(key_values(key, copied.types), heap) for heap, key in firsts.items() if key]
     search = ChunkSearch(replace(copied, stores=_stores(copy)), size)
-    for first, heap in sorted(begun, key=lambda each: each[0]):
+    for first, heap in sorted(begun, key=itemgetter(0)):
         if not search.needs(first):
             break
         search.add(heap, await _read_keys(plain, heap, copied, search.last, size))

@@ -163,15 +163,15 @@ class Round:
             for mapped in batch:
                 relation = relations.get(mapped.mapping.source)
                 if relation is not None and not self._is_other_table(mapped, relation):
-                    alike = to_mark_synced if mapped.state.is_to_mark_synced else to_copy
-                    alike.append((mapped, relation))
+                    pairs = to_mark_synced if mapped.state.is_to_mark_synced else to_copy
+                    pairs.append((mapped, relation))
                     continue
                 # The guard of the source decides whether the table was renamed or dropped.
                 self._queue.give_up(mapped)
                 self._context.events.table_missing(mapped)
-            for alike in (to_mark_synced, to_copy):
-                for first in range(0, len(alike), TOGETHER):
-                    await self._prepare_together(source, target, alike[first : first + TOGETHER])
+            for pairs in (to_mark_synced, to_copy):
+                for first in range(0, len(pairs), TOGETHER):
+                    await self._prepare_together(source, target, pairs[first : first + TOGETHER])
         self._waits.preparing = []
 
     def _is_other_table(self, mapped: MappedRelation, relation: SourceRelation) -> bool:

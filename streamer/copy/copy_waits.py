@@ -12,11 +12,11 @@ from typing import Final
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.copies import OwnSession, read_own_sessions
 from streamer.bookkeeping.lagging_tables import read_blockers
+from streamer.copy.automatic_waits import STARTING_SPARK, automatic_wait
 from streamer.copy.copy_context import CopyContext
 from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.prepare_copy import TableCopy
 from streamer.copy.stalled_copies import CopyReports
-from streamer.copy.turn_waits import STARTING_SPARK, turn
 from streamer.errors.error_classes import StreamerError
 from streamer.errors.error_reports import TableWait
 from streamer.postgres.blocking_sessions import Blockers
@@ -51,23 +51,24 @@ def find_reasons(facts: WaitFacts) -> dict[MappedRelation, TableWait]:
     reasons: dict[MappedRelation, TableWait] = {}
     if facts.copies:
         count = len(facts.copies)
-        ends = turn(f"{_copies(count)} of this source {'ends' if count == 1 else 'end'} first")
-        reasons = dict.fromkeys(facts.waiting, ends)
+        verb = "ends" if count == 1 else "end"
+        wait = automatic_wait(f"{_copies(count)} of this source {verb} first")
+        reasons = dict.fromkeys(facts.waiting, wait)
     for copy in facts.copies:
         if sessions := facts.source_locks.get(copy):
             reasons[copy.mapped] = TableWait(sessions)
-        elif (reason := _find_turn(facts, copy)) is not None:
+        elif (reason := _find_wait_for_task(facts, copy)) is not None:
             reasons[copy.mapped] = reason
     # The round prepares and plans tables one by one or in groups.
     unplanned = [*facts.preparing, *(copy.mapped for copy in facts.copies if not copy.parts)]
     if facts.target_locks:
-        reasons |= dict.fromkeys(unplanned, turn("other tables are prepared first"))
+        reasons |= dict.fromkeys(unplanned, automatic_wait("other tables are prepared first"))
     for mapped, blockers in facts.target_locks.items():
         reasons[mapped] = blockers.wait_for(mapped.mapping.target)
     return reasons
 
 
-def _find_turn(facts: WaitFacts, copy: TableCopy) -> TableWait | None:
+def _find_wait_for_task(facts: WaitFacts, copy: TableCopy) -> TableWait | None:
     """Return the reason why no task has begun with *copy*; None if a task has begun."""
     if not copy.parts or copy.has_copied_parts:
         return None
@@ -79,7 +80,8 @@ def _find_turn(facts: WaitFacts, copy: TableCopy) -> TableWait | None:
         return TableWait("a free worker of Spark")
     if busy := len(facts.copying):
         use = "uses" if busy == 1 else "use"
-        return turn(f"{_copies(busy)} of other tables {use} Spark (sync.jobs: {facts.jobs})")
+        reason = f"{_copies(busy)} of other tables {use} Spark (sync.jobs: {facts.jobs})"
+        return automatic_wait(reason)
     return None
 
 

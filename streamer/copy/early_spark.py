@@ -17,7 +17,7 @@ from streamer.mapping.rule_options import Initial
 from streamer.mapping.rules import SourceMapping
 from streamer.target.connection import TargetAddress, target_connection
 
-LOOK_SECONDS: Final = 2.0
+QUERY_SECONDS: Final = 2.0
 
 
 async def begin_spark(settings: Settings, sources: Iterable[SourceMapping]) -> SparkLauncher | None:
@@ -30,7 +30,7 @@ async def begin_spark(settings: Settings, sources: Iterable[SourceMapping]) -> S
     if not copied:
         return None
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(QUERY_SECONDS):
             address = TargetAddress.parse(settings.target.url)
             async with target_connection(address, "streamer start") as connection:
                 if not await awaits_copies(connection, copied):

@@ -27,7 +27,7 @@ from streamer.apply.lanes.lane import MappedRelation
 from streamer.apply.rows.apply_plan import ApplyPlan, Identity
 from streamer.apply.rows.check_expressions import confirm_expressions
 from streamer.apply.rows.make_plan import make_plan, missing_columns, missing_target
-from streamer.apply.rows.refuse_same_rows import refuse_same_rows
+from streamer.apply.rows.refuse_shared_rows import refuse_shared_rows
 from streamer.bookkeeping.copied_parts import add_parts, remove_parts
 from streamer.bookkeeping.copies import (
     begin_copies,
@@ -376,7 +376,7 @@ class Preparation:
             await _check_scope(source, copy)
             if not mapped.state.is_to_mark_synced:
                 await self._check_fits(source, target, copy, facts[mapped])
-            copy.scope = replace(copy.scope, resync=_findable(copy))
+            copy.scope = replace(copy.scope, resync=_resync_with_key(copy))
             copies.append(copy)
         if self._changed is not None and not pairs[0][0].state.is_to_mark_synced:
             await self._changed.store_definitions(target, pairs)
@@ -493,7 +493,7 @@ class Preparation:
             input_types=facts.with_collations(types),
             computed_types=facts.types,
         )
-        await refuse_same_rows(target, copy.plan, self._source.label)
+        await refuse_shared_rows(target, copy.plan, self._source.label)
         if copy.plan.has_expressions:
             await confirm_expressions(target, copy.plan, facts.types)
         if (expiry := mapping.rule.expiry) is not None and not copy.was_created:
@@ -597,7 +597,7 @@ class Preparation:
         )
 
 
-def _findable(copy: TableCopy) -> Resync:
+def _resync_with_key(copy: TableCopy) -> Resync:
     """Return the resync of *copy*: of all columns if no key outside the copied columns finds rows.
 
     Raises SharedTableError for disjoint keys, which exclude such a copy of all columns.

@@ -20,7 +20,7 @@ from streamer.bookkeeping.copied_parts import withdraw_parts
 from streamer.copy.copy_context import CopyContext
 from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.stalled_copies import CopyReports
-from streamer.errors.error_classes import RIGHT_LOST, Retry, StreamerError, SyncAgainError
+from streamer.errors.error_classes import SOURCE_LOCK_LOST, Retry, StreamerError, SyncAgainError
 from streamer.errors.error_reports import ErrorReport
 from streamer.util.backoff import Backoff
 
@@ -119,6 +119,6 @@ async def _persist(action: Callable[[], Awaitable[T]]) -> T:
         try:
             return await action()
         except StreamerError as exc:
-            if exc.retry is not Retry.TIMED or isinstance(exc, RIGHT_LOST):
+            if exc.retry is not Retry.TIMED or isinstance(exc, SOURCE_LOCK_LOST):
                 raise
             await backoff.wait()

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from streamer.copy.turn_waits import TURN
+from streamer.copy.automatic_waits import AUTOMATIC_WAIT
 from streamer.source.reached_server import ServerIdentity
 from streamer.util.quantities import format_bytes
 
@@ -26,8 +26,8 @@ Report = Callable[[str], Awaitable[None]]
 class CopyingSource:
     """A source that has a turn, or requests a turn.
 
-    ``server``: the running server, whatever the names under which sources connect. ``is_first``:
-    the source begins to stream; otherwise tables join later, or get a resync.
+    ``server``: the running server; two host names may lead to one server. ``is_first``: the source
+    begins to stream; otherwise tables join later, or get a resync.
     """
 
     source: str
@@ -118,42 +118,43 @@ class CopyTurns:
         self._serve()
 
     def _serve(self) -> None:
-        for waiting in sorted(self._waiting, key=lambda each: each.rank):
+        for waiting in sorted(self._waiting, key=lambda item: item.rank):
             if self._has_room(waiting.copying):
                 self._copying[waiting.copying] += 1
                 waiting.has_turn = True
                 self._waiting.remove(waiting)
             waiting.changed.set()
 
-    def _has_room(self, asking: CopyingSource) -> bool:
-        if asking in self._copying:
+    def _has_room(self, copying: CopyingSource) -> bool:
+        if copying in self._copying:
             return True
-        return len(self._alike(asking)) < self._at_once and not self._is_server_busy(asking)
+        is_free = len(self._counted_with(copying)) < self._at_once
+        return is_free and not self._is_server_busy(copying)
 
-    def _is_server_busy(self, asking: CopyingSource) -> bool:
+    def _is_server_busy(self, copying: CopyingSource) -> bool:
         limit = self._per_server
-        return limit is not None and len(self._neighbours(asking)) >= limit
+        return limit is not None and len(self._peers_at_server(copying)) >= limit
 
-    def _alike(self, asking: CopyingSource) -> set[str]:
-        """Return the copying sources that count against the same limit as *asking*."""
-        return {c.source for c in self._copying if c.is_first == asking.is_first}
+    def _counted_with(self, copying: CopyingSource) -> set[str]:
+        """Return the copying sources that count against the same limit as *copying*."""
+        return {c.source for c in self._copying if c.is_first == copying.is_first}
 
-    def _neighbours(self, asking: CopyingSource) -> set[str]:
-        """Return the other sources of the same server that copy."""
-        return {c.source for c in self._copying if c.server == asking.server} - {asking.source}
+    def _peers_at_server(self, copying: CopyingSource) -> set[str]:
+        """Return the peer sources that copy from the server of *copying*."""
+        return {c.source for c in self._copying if c.server == copying.server} - {copying.source}
 
     def _reason(self, waiting: _WaitingSource) -> str:
-        asking = waiting.copying
+        copying, is_busy = waiting.copying, self._is_server_busy(waiting.copying)
         earlier = [peer for peer in self._waiting if peer.rank < waiting.rank]
-        if self._is_server_busy(asking):
-            copying, limit = self._neighbours(asking), f"sources_per_server: {self._per_server}"
-            earlier = [peer for peer in earlier if peer.copying.server == asking.server]
+        if is_busy:
+            first, limit = self._peers_at_server(copying), f"sources_per_server: {self._per_server}"
+            earlier = [peer for peer in earlier if peer.copying.server == copying.server]
         else:
-            copying, limit = self._alike(asking), f"sources_at_once: {self._at_once}"
-            earlier = [peer for peer in earlier if peer.copying.is_first == asking.is_first]
-        count = len(copying | {peer.copying.source for peer in earlier})
+            first, limit = self._counted_with(copying), f"sources_at_once: {self._at_once}"
+            earlier = [peer for peer in earlier if peer.copying.is_first == copying.is_first]
+        count = len(first | {peer.copying.source for peer in earlier})
         size = sum(peer.size_bytes for peer in earlier)
-        with_size = f", {format_bytes(size)} of them still wait" if size else ""
+        with_size = f"; earlier waiting sources have {format_bytes(size)}" if size else ""
         sources = "1 source copies" if count == 1 else f"{count} sources copy"
-        place = " at this server" if self._is_server_busy(asking) else ""
-        return f"{TURN}{sources}{place} first (sync.{limit}){with_size}"
+        place = " at this server" if is_busy else ""
+        return f"{AUTOMATIC_WAIT}{sources}{place} first (sync.{limit}){with_size}"

@@ -15,20 +15,21 @@ log = structlog.get_logger()
 
 
 class CopyReports:
-    """Writes the status of a source's copies that wait or fail."""
+    """Shows why copies of a source wait or fail."""
 
     def __init__(self, context: CopyContext) -> None:
         self._context = context
         self._reported = Reported()
         self._delayed: dict[MappedRelation, int] = {}
-        """Copies in progress that show an error, each with the number of parts that were done."""
+        """Copies in progress with an error, and the number of finished parts at the error."""
         self._done: Counter[int] = Counter()
+        """The number of finished parts, by relation id."""
 
     async def show_wait(self, relations: Iterable[MappedRelation], wait: TableWait | None) -> None:
-        """Show the lock or transaction that copies wait for; None ends the wait."""
+        """Show what copies wait for: a session or a turn. None ends the wait."""
         relations = list(relations)
         tables = [str(mapped.mapping.source) for mapped in relations]
-        if wait is not None and not wait.is_turn and self._reported.is_new(str(wait), *tables):
+        if wait is not None and not wait.is_automatic and self._reported.is_new(str(wait), *tables):
             label = self._context.label
             log.warning("copies wait", source=label, tables=tables, waiting_for=str(wait))
         await self._context.events.copies_wait(relations, wait)
@@ -59,10 +60,8 @@ class CopyReports:
                 self._delayed[mapped] = 0
 
     async def show_progress(self, done: Counter[int]) -> None:
-        """Clear the error of each copy that finished a further part. *done*: the number of
-        finished parts, by relation id.
-        """
+        """Clear the error of each copy that finished a further part. *done*: as `_done`."""
         self._done.update({number: count - self._done[number] for number, count in done.items()})
-        again = [m for m, parts in self._delayed.items() if done[m.relation_id] > parts]
-        if again:
-            await self.show_error(again, None)
+        advanced = [m for m, parts in self._delayed.items() if done[m.relation_id] > parts]
+        if advanced:
+            await self.show_error(advanced, None)

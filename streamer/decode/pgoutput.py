@@ -255,7 +255,9 @@ class _Cursor:
         start = self._position
         data = self._terminated()
         try:
-            return data.decode() if self._conversion is None else self._conversion.name(data)
+            return (
+                data.decode() if self._conversion is None else self._conversion.convert_name(data)
+            )
         except UnicodeDecodeError:
             self._position = start
             raise self.error("undecodable text in") from None

@@ -35,7 +35,7 @@ _PATTERNS: Final = {
 this module converts, a character is one byte.
 """
 _NOT_UTF8: Final = b"\xff"
-"""In the bytes of a value, marks a character without an equivalent."""
+"""Precedes each character without an equivalent in UTF-8."""
 
 
 def character_ranges(encoding: str) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -65,7 +65,7 @@ class TextConversion:
         self._characters = characters
         pattern = _PATTERNS.get(encoding)
         whole = _SINGLE if pattern is None else f"{pattern}|{_SINGLE}"
-        self._find = re.compile(whole.encode("latin-1"), re.DOTALL)
+        self._pattern = re.compile(whole.encode("latin-1"), re.DOTALL)
         self._is_multibyte = pattern is not None
         self._table = None if self._is_multibyte else _single_byte_table(characters)
 
@@ -79,12 +79,12 @@ class TextConversion:
             except UnicodeDecodeError:
                 return cast("Value", UnconvertedText(memoryview(value), self))
         try:
-            return self._find.sub(lambda found: self._characters[found[0]], value)
+            return self._pattern.sub(lambda match: self._characters[match[0]], value)
         except KeyError:
             return cast("Value", UnconvertedText(memoryview(value), self))
 
-    def name(self, data: bytes) -> str:
-        """Convert a name. Raises ProtocolError."""
+    def convert_name(self, data: bytes) -> str:
+        """Return the name *data* as text. Raises ProtocolError."""
         converted = self.convert(data)
         if isinstance(converted, UnconvertedText):
             raise ProtocolError(
@@ -115,7 +115,7 @@ class TextConversion:
             size += len(piece)
             data = incomplete + piece
             end = len(data) if size == len(view) else self._end_of_characters(data)
-            yield self._find.sub(self._mark_missing, data[:end])
+            yield self._pattern.sub(self._mark_missing, data[:end])
             incomplete = data[end:]
 
     def _mark_missing(self, match: re.Match[bytes]) -> bytes:
@@ -130,7 +130,7 @@ class TextConversion:
         start = len(data)
         while start and data[start - 1] >= 0x80:
             start -= 1
-        for match in self._find.finditer(data, start):
+        for match in self._pattern.finditer(data, start):
             if len(match[0]) == 1:
                 return match.start()
         return len(data)
@@ -139,16 +139,17 @@ class TextConversion:
         """Return the first character of a text without an equivalent in UTF-8."""
         for piece in self.in_pieces(view):
             if (at := piece.find(_NOT_UTF8)) >= 0:
-                character = self._find.match(piece, at + 1)
+                character = self._pattern.match(piece, at + 1)
                 return character[0] if character is not None else piece[at + 1 :]
         return None
 
 
 class UnconvertedText(LargeValue):
-    """Text as the source stores it: large, or with a character that UTF-8 lacks.
+    """A text that is large, or has a character that UTF-8 lacks.
 
-    The bytes are UTF-8 with an invalid byte before each such character. So neither a target nor a
-    retry from quarantine can mistake the value for a valid text.
+    ``view``: the text as the source stores it. ``bytes()`` returns UTF-8 with an invalid byte
+    before each such character. So neither a target nor a retry from quarantine can mistake the
+    value for a valid text.
     """
 
     __slots__ = ("conversion",)
@@ -184,5 +185,5 @@ class UnconvertedText(LargeValue):
 
 def _single_byte_table(characters: Mapping[bytes, bytes]) -> str:
     """Return the table for `codecs.charmap_decode`."""
-    above = (characters.get(bytes([byte]), b"").decode() for byte in range(0x80, 0x100))
-    return "".join(map(chr, range(0x80))) + "".join(text or "\ufffe" for text in above)
+    texts = (characters.get(bytes([byte]), b"").decode() for byte in range(0x80, 0x100))
+    return "".join(map(chr, range(0x80))) + "".join(text or "\ufffe" for text in texts)

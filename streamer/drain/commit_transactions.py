@@ -1,4 +1,4 @@
-"""Properties of lane transactions that decide how to write them, and the commit."""
+"""Commits lane transactions, and reports skipped deletes and rows in quarantine."""
 
 from collections.abc import Mapping
 
@@ -33,7 +33,7 @@ def add_context(error: StreamerError, lane_transaction: LaneTransaction) -> None
     error.lsn = str(transaction.final_lsn)
     error.add_note(f"in transaction {transaction.xid}, committed at {transaction.final_lsn}")
     relations = {mapped for mapped, _ in lane_transaction.changes}
-    if len(relations) == 1:  # of several tables, any could be the refused table
+    if len(relations) == 1:  # with several tables, the refused table is unknown
         (mapped,) = relations
         advise(error, mapped, mapped.plan)
 

@@ -25,7 +25,7 @@ from streamer.apply.write.planner import Planner
 from streamer.apply.write.target_transaction import CONFLICTS_KEPT
 from streamer.drain.lane_turn import Turn
 from streamer.errors.error_classes import (
-    RIGHT_LOST,
+    SOURCE_LOCK_LOST,
     Retry,
     StreamerError,
     TargetConnectionError,
@@ -125,7 +125,7 @@ class Drainer:
                         await self._plan_again(lane)
                     async with self._slot_for(lane):
                         await self._drain_turn(lane)
-            except (*RIGHT_LOST, TransportError):
+            except (*SOURCE_LOCK_LOST, TransportError):
                 raise
             except StreamerError as exc:
                 source = lane.owner.source

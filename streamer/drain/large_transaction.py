@@ -45,8 +45,8 @@ class LargeTransaction:
     """Applies the transaction at the front of *lane* through *writer*.
 
     *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: records the pieces
-    that the drainer tried to write. *apply_lost_definitions*: applies definition changes without a
-    message, if the refused rows need the changes; returns whether the rows needed any.
+    that the drainer tried to write. *apply_lost_definitions*: applies definition changes whose
+    messages were lost, if the refused rows need such changes; returns whether the rows did.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class LargeTransaction:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED or immediate:
                 raise
-            # rather than put rows into quarantine
+            # A lost definition change may make the rows valid, so try that before quarantine.
             if self._may_lack_definitions and may_divert(piece):
                 raise _RowsRefused from exc
             await writer.rollback_to_savepoint()
@@ -255,7 +255,7 @@ class LargeTransaction:
 
     async def _piece_window(self, piece: LaneTransaction) -> LaneWindow:
         planner = self._planner
-        if self._definitions.has_applied:  # only this transaction sees the definitions
+        if self._definitions.has_applied:  # other sessions do not see the definitions yet
             planner = planner.inside(self._writer.target)
         plans = await planner.plans(piece, earlier=self._touched)
         self._writer.start_window()

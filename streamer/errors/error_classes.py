@@ -17,7 +17,7 @@ from streamer.errors.remedies import Remedy
 
 RUNBOOKS: Final = "/help/runbooks"
 GUIDES: Final = "/help/guides"
-"""The path of the runbooks on the page of a running process."""
+"""The paths of runbooks and guides on the page of a running process."""
 
 
 class Retry(enum.Enum):
@@ -149,7 +149,7 @@ class SourceStandbyError(SourceConnectionError):
 
 
 class StandbyWaitError(SourceError):
-    """The source sends no change before the standbys of `synchronized_standby_slots` have it."""
+    """The source sends a change only after the standbys of `synchronized_standby_slots` have it."""
 
     code = "standby_wait"
     retry = Retry.TIMED
@@ -248,7 +248,7 @@ class SlotInUseError(SourceError):
 
 
 class NoReplicaError(SourceError):
-    """No replica runs the source: each has the number of sources that `--max-sources` allows."""
+    """No replica runs the source: all replicas run as many sources as `--max-sources` allows."""
 
     code = "no_replica"
     runbook = "no-replica"
@@ -257,8 +257,8 @@ class NoReplicaError(SourceError):
 
 
 class SlotWaitError(SourceError):
-    """A transaction at the source has been open for a quarter of an hour, and PostgreSQL creates a
-    slot only after it ends.
+    """A transaction at the source has been open for a quarter of an hour, and a new slot waits for
+    its end.
     """
 
     code = "slot_wait"
@@ -310,7 +310,7 @@ class ProtocolError(StreamerError):
     """A replication message is truncated, unknown or out of order."""
 
     code = "protocol"
-    advice = "Report it as a defect, with the message."
+    advice = "Report a defect, with the message."
 
 
 class TableGoneError(SourceError):
@@ -322,7 +322,7 @@ class TableGoneError(SourceError):
 
 
 class UnpublishedError(SourceError):
-    """A table was not published all the time, or its publication loses changes or is gone."""
+    """A table was unpublished for a time, or its publication omits changes or is gone."""
 
     code = "unpublished"
     runbook = "table-gone"
@@ -470,9 +470,9 @@ class TargetFencedError(TargetError):
         self.relations = relations
 
 
-RIGHT_LOST: Final = (TargetMovedError, TargetFencedError)
-"""Errors of an attempt that has lost the right to the source. Only a new attempt can acquire the
-right again.
+SOURCE_LOCK_LOST: Final = (TargetMovedError, TargetFencedError)
+"""Errors after which an attempt must not write: the source's lock is lost, or the stored progress
+differs. Only a new attempt can lock the source again.
 """
 
 

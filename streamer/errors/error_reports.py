@@ -72,11 +72,14 @@ class ErrorReport:
 @final
 @dataclass(frozen=True, slots=True)
 class TableWait:
-    """The reason why a table waits. ``is_turn``: a wait, as for a turn, that needs no operator."""
+    """The reason why a table waits. ``is_automatic``: the wait ends without an operator.
+
+    The bookkeeping stores ``is_automatic`` as ``is_turn``.
+    """
 
     text: str
     remedy: Remedy | None = None
-    is_turn: bool = False
+    is_automatic: bool = False
 
     def __str__(self) -> str:
         return f"{self.text}; {self.remedy}" if self.remedy is not None else self.text
@@ -87,7 +90,7 @@ class TableWait:
 
     def to_json(self) -> dict[str, Any]:
         remedy = None if self.remedy is None else self.remedy.to_json()
-        return {"text": self.text, "remedy": remedy, "is_turn": self.is_turn}
+        return {"text": self.text, "remedy": remedy, "is_turn": self.is_automatic}
 
     @classmethod
     def from_json(cls, stored: Any) -> "TableWait | None":

@@ -61,7 +61,7 @@ _BUILD_LOCK: Final = 0x666B5F696478  # "fk_idx"
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """The referencing side of a foreign key, by target names. ``label``: the name for operators."""
+    """The referencing side of a foreign key, in target names. ``label``: the name for operators."""
 
     target: RelationName
     columns: tuple[str, ...]
@@ -120,10 +120,10 @@ class MissingIndex:
 def index_name(target: RelationName, columns: tuple[str, ...]) -> str:
     """Return a readable name for the index, unique to table and columns."""
     identity = "\0".join((target.namespace, target.name, *columns)).encode()
-    mark = f"_{hashlib.sha256(identity).hexdigest()[:12]}"
-    room = _NAME_BYTES_MAX - len(PREFIX) - len(mark)
+    digest = f"_{hashlib.sha256(identity).hexdigest()[:12]}"
+    room = _NAME_BYTES_MAX - len(PREFIX) - len(digest)
     words = "_".join((target.name, *columns)).encode()[:room].decode(errors="ignore")
-    return f"{PREFIX}{words}{mark}"
+    return f"{PREFIX}{words}{digest}"
 
 
 def serves(index: IndexDefinition, columns: tuple[str, ...]) -> bool:
@@ -133,8 +133,8 @@ def serves(index: IndexDefinition, columns: tuple[str, ...]) -> bool:
     """
     if not index.is_valid or index.is_partial or index.method not in ("btree", "hash"):
         return False
-    without = set(columns) - {SID}
-    choices = [set(columns), without | {SID}, without]
+    without_sid = set(columns) - {SID}
+    choices = [set(columns), without_sid | {SID}, without_sid]
     return any(choice and set(index.columns[: len(choice)]) == choice for choice in choices)
 
 
@@ -324,7 +324,7 @@ async def _obstacles(
             elif lag is not None and lag > LAG_BYTES_MAX:
                 reason = f"{label} lags by {lag} bytes"
         if str(name) in deferred:
-            reason = "its indexes are not restored yet"
+            reason = "the copy has not restored the indexes yet"
         if reason is not None:
             obstacles[name] = reason
     return obstacles

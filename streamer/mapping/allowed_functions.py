@@ -1,8 +1,9 @@
 """The functions that `filter` and `set` may call: an allow list.
 
-Each function computes its value only from its arguments. Whatever the arguments, the function does
-not read a table, a file or a large object, run SQL, wait, or change data. A name stands for all
-built-in functions with that name. A test compares the list with ``pg_proc`` of every version. Pure.
+Each function computes its value only from its arguments, and from settings that streamer pins
+(`PINNED_STABLE`). Whatever the arguments, the function does not read a table, a file or a large
+object, run SQL, wait, or change data. A name stands for all built-in functions with that name. A
+test compares the list with ``pg_proc`` of every version. Pure.
 """
 
 from typing import Final
@@ -97,4 +98,4 @@ PINNED_STABLE: Final = frozenset(
         "to_timestamp",
     }
 )
-"""STABLE functions that depend only on settings that are the same on every connection."""
+"""STABLE functions that depend only on settings that streamer pins on every connection."""

@@ -18,8 +18,8 @@ MARGIN_CHECKS: Final = 10
 """The margin lasts for at least this many checks, at the source's rate of drawing values."""
 
 
-class Followed(Protocol):
-    """The facts about a source's sequence on which its place at the target depends."""
+class FollowedSequence(Protocol):
+    """The facts about a source's sequence that decide the sequence of the target."""
 
     @property
     def name(self) -> RelationName: ...
@@ -40,7 +40,7 @@ class SequencePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SequenceRange:
     """The range of the target's sequence, and its last value."""
 
     increment: int
@@ -50,7 +50,9 @@ class Range:
 
 
 def place_of(
-    sequence: Followed, mappings: Mapping[RelationName, RelationMapping], target_namespace: str
+    sequence: FollowedSequence,
+    mappings: Mapping[RelationName, RelationMapping],
+    target_namespace: str,
 ) -> SequencePlace | None:
     """Return the place of the counterpart of *sequence*.
 
@@ -69,7 +71,9 @@ def place_of(
 
 
 def places(
-    sequences: Iterable[Followed], mappings: Iterable[RelationMapping], target_namespace: str
+    sequences: Iterable[FollowedSequence],
+    mappings: Iterable[RelationMapping],
+    target_namespace: str,
 ) -> dict[RelationName, SequencePlace]:
     """Return the places of *sequences* by sequence name; omit sequences without a place."""
     by_source = {mapping.source: mapping for mapping in mappings}
@@ -77,7 +81,7 @@ def places(
     return {name: place for name, place in by_name.items() if place is not None}
 
 
-def value_ahead(value: int, increment: int, drawn_steps: int, target: Range) -> int | None:
+def value_ahead(value: int, increment: int, drawn_steps: int, target: SequenceRange) -> int | None:
     """Return the value for the target's sequence, or None if the sequence is far enough ahead.
 
     *value* and *increment* belong to the source; *drawn_steps*: the number of values that the

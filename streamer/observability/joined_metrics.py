@@ -16,7 +16,7 @@ from typing import Final
 FLEET_FAMILIES: Final = frozenset(
     {"streamer_fleet_sources", "streamer_replica_sources", "streamer_source_process"}
 )
-ASK_SECONDS: Final = 5.0
+QUERY_SECONDS: Final = 5.0
 
 _FAMILY: Final = re.compile(r"^# HELP (\S+) .*\n# TYPE .*\n", re.MULTILINE)
 
@@ -25,7 +25,7 @@ class _LocalConnection(http.client.HTTPConnection):
     """A connection to a socket of this machine."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=ASK_SECONDS)
+        super().__init__("localhost", timeout=QUERY_SECONDS)
         self._path = str(path)
 
     def connect(self) -> None:
@@ -35,7 +35,7 @@ class _LocalConnection(http.client.HTTPConnection):
 
 
 def query_process(path: Path, resource: str) -> bytes | None:
-    """Return the answer of the process at *path*; None without an answer."""
+    """Return the answer of the process at *path*; None unless the process answers with 200."""
     connection = _LocalConnection(path)
     try:
         connection.request("GET", resource)
@@ -56,8 +56,8 @@ async def render_all(
 ) -> bytes:
     """Return the metrics of process *answering* and of its *siblings*."""
     paths = siblings()
-    asking = [asyncio.to_thread(query_process, path, "/metrics") for path in paths.values()]
-    rendered, answers = await asyncio.gather(render(), asyncio.gather(*asking))
+    queries = [asyncio.to_thread(query_process, path, "/metrics") for path in paths.values()]
+    rendered, answers = await asyncio.gather(render(), asyncio.gather(*queries))
     texts = {answering: rendered.decode()}
     for number, answer in zip(paths, answers, strict=True):
         if answer is not None:
@@ -66,9 +66,10 @@ async def render_all(
 
 
 def join_metrics(texts: Mapping[int, str]) -> str:
-    """Return a text of metrics; *texts* by the number of the process, the answering one first.
+    """Return the metrics of several processes as one text.
 
-    The help of a family appears once.
+    *texts*: the metrics by number of the process, the answering process first. The help of a family
+    appears once.
     """
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
@@ -88,7 +89,7 @@ def join_metrics(texts: Mapping[int, str]) -> str:
 
 
 def _label(lines: str, number: int) -> str:
-    """Add the label to each sample. Values of labels may contain any character but a line feed."""
+    """Add the label ``replica``. Values of labels may contain any character but a line feed."""
     label = f'replica="{number}"'
     labelled = []
     for line in lines.split("\n"):

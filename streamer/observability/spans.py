@@ -9,7 +9,7 @@ Facts = Mapping[str, int | str]
 
 
 class Spans(Protocol):
-    """Takes spans that ended."""
+    """Receives ended spans."""
 
     def add_window(self, worker: str, seconds: float, facts: Facts) -> None:
         """Add a window that *worker* has just finished after *seconds*."""

@@ -112,7 +112,7 @@ class Blockers:
             sql = end_blocking_sessions(self.blocking)
             remedy = Remedy.of(f"{runs}: ", sql, "; or wait until it ends")
         text = f'a lock on target table "{target}": {self.sessions}'
-        return TableWait(text, remedy, is_turn=self.are_ours)
+        return TableWait(text, remedy, is_automatic=self.are_ours)
 
 
 def blockers_of(rows: Iterable[Mapping[str, Any]]) -> dict[int, Blockers]:

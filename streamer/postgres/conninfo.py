@@ -1,4 +1,4 @@
-"""Reading connection strings without repeating them.
+"""Parses connection strings; the errors quote no part of a string.
 
 libpq quotes the faulty part of a string in its message, and that part may be the password. Pure.
 """
@@ -18,7 +18,7 @@ _QUOTED: Final = re.compile(r'"[^"]*"')
 _PORTS: Final = re.compile(r"\d*(,\d*)*")
 _NO_FILE: Final = "/dev/null/passfile"
 """libpq ignores a password file that cannot exist."""
-_KEPT: Final = 1024
+_CACHED: Final = 1024
 """The number of cached connection strings: enough for the sources of a large fleet."""
 
 
@@ -29,7 +29,7 @@ def parse_conninfo(text: str) -> dict[str, str]:
     return dict(_parse(text))
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHED)
 def _parse(text: str) -> dict[str, str]:
     # Cached, because each new connection looks up the state of its password by these parameters.
     try:
@@ -94,7 +94,7 @@ def server_name(url: str) -> str:
 SERVER_PARAMETERS: Final[tuple[str, ...]] = ("host", "hostaddr", "port")
 
 
-def place_of(url: str) -> dict[str, str]:
+def database_parameters(url: str) -> dict[str, str]:
     """Return the parameters of *url* that lead to its database, without role and password.
 
     Of several hosts, the parameters choose the primary.
@@ -135,7 +135,7 @@ def has_several_hosts(url: str) -> bool:
 
 
 def with_host_first(url: str, first: tuple[str, str]) -> str:
-    """Return a connection string whose first host and port are *first*."""
+    """Return *url* with *first*, a pair of host and port, as first host, if *url* lists *first*."""
     hosts = hosts_of(url)
     if first not in hosts:
         return url

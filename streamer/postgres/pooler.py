@@ -1,7 +1,7 @@
 """Poolers between streamer and a server.
 
-A pooler in session mode does no harm. In transaction mode, a pooler gives each transaction a
-session of any client. But streamer's settings, locks, temporary tables and prepared statements
+A pooler in session mode does no harm. In transaction mode, a pooler assigns each transaction any
+free session of the server. But streamer's settings, locks, temporary tables and prepared statements
 belong to a session. The process numbers of a pooler differ from the server's, which reveals the
 pooler. In transaction mode, a second connection can get the session of an open connection, which
 reveals the mode.
@@ -19,23 +19,23 @@ HINT: Final = (
     "name the server itself in the url, or set pool_mode = session for this database at the pooler"
 )
 
-_keeping: Final[set[Secret]] = set()
-"""The urls behind a pooler that keeps a session for each connection."""
-_OF_DRIVER: Final = re.compile(r"prepared statement \S*__asyncpg_")
+_in_session_mode: Final[set[Secret]] = set()
+"""The urls that lead to a pooler in session mode."""
+_STATEMENT_OF_ASYNCPG: Final = re.compile(r"prepared statement \S*__asyncpg_")
 
 Query = Callable[[str], Awaitable[Any]]
 
 
 def is_lost_statement(state: str, message: str) -> bool:
     """Whether a driver's prepared statement is missing, or belongs to a different client."""
-    return state in ("42P05", "26000") and _OF_DRIVER.search(message) is not None
+    return state in ("42P05", "26000") and _STATEMENT_OF_ASYNCPG.search(message) is not None
 
 
-def may_share(url: Secret, number: int, pid: int) -> bool:
-    """Whether to check a pooler's mode. For a direct connection, *number* is the server process's
-    *pid*.
+def needs_mode_check(url: Secret, number: int, pid: int) -> bool:
+    """Whether the mode of a pooler is unknown. For a direct connection, *number* is the server
+    process's *pid*.
     """
-    return number != pid and url not in _keeping
+    return number != pid and url not in _in_session_mode
 
 
 async def shares_sessions(
@@ -49,5 +49,5 @@ async def shares_sessions(
     await begin("begin")
     if await query_second(PID_SQL) == pid or await query(PID_SQL) != pid:
         return True
-    _keeping.add(url)
+    _in_session_mode.add(url)
     return False

@@ -11,11 +11,11 @@ from typing import Final
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.session_settings import APPLY, TEXT_FORMAT
 
-_KEPT: Final = ("client_encoding", "lc_messages")
+_NOT_RESET: Final = ("client_encoding", "lc_messages")
 _SETTINGS: Final = (*TEXT_FORMAT, *APPLY, "row_security", "jit", "session_replication_role")
 
 # streamer's sessions pin settings, but a script expects the settings of its role and database.
-_OWN_SETTINGS_SQL: Final = """
+_RESET_SQL: Final = """
 select pg_catalog.set_config(s.name, s.reset_val, true) from pg_catalog.pg_settings s
 where pg_catalog.lower(s.name) = any (array[{names}]) and s.setting <> s.reset_val
   and (s.context <> 'superuser' or pg_catalog.current_setting('is_superuser') = 'on'
@@ -30,9 +30,9 @@ def script_sql(script: str) -> str:
 
     The statements need an open transaction. `AFTER_SCRIPT_SQL` must follow.
     """
-    names = ", ".join(f"'{name.lower()}'" for name in _SETTINGS if name not in _KEPT)
+    names = ", ".join(f"'{name.lower()}'" for name in _SETTINGS if name not in _NOT_RESET)
     block = f"begin execute {quote_literal(script)}; end"
-    return f"{_OWN_SETTINGS_SQL.format(names=names)}; do language plpgsql {_quoted(block)}"
+    return f"{_RESET_SQL.format(names=names)}; do language plpgsql {_quoted(block)}"
 
 
 def _quoted(block: str) -> str:

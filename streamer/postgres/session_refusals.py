@@ -51,8 +51,8 @@ class SessionLogin:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A cause. ``text``: a pattern for the message, with groups for the names in the message; an
-    empty pattern matches each message with ``state``.
+    """A cause of a refusal. ``text``: a pattern for the message, with groups for the names in the
+    message; an empty pattern matches each message with ``state``.
 
     ``advice`` and ``statement`` have fields in braces.
     """
@@ -73,9 +73,9 @@ class Refusal:
         match = re.search(self.text, text) if self.text else None
         names = login.names | (match.groupdict() if match else {})
         # A session to run the statement must not begin in the database that refuses sessions.
-        other = "template1" if names["database"] == "postgres" else "postgres"
+        maintenance = "template1" if names["database"] == "postgres" else "postgres"
         words = self.advice.format(
-            side=login.side, setting=login.setting, other=other, line=_hba_line(text)
+            side=login.side, setting=login.setting, maintenance=maintenance, line=_hba_line(text)
         )
         if self.kind is RefusalKind.LIMIT and login.needs:
             words = f"streamer needs {login.needs}; {words}"
@@ -83,8 +83,8 @@ class Refusal:
             return Remedy.of(words)
         sql = self.statement.format(**{k: quote_identifier(v) for k, v in names.items()})
         if login.side == "source":
-            return Remedy.of(words, at_source(sql, database=other))
-        return Remedy.of(words, at_target(sql, database=other))
+            return Remedy.of(words, at_source(sql, database=maintenance))
+        return Remedy.of(words, at_target(sql, database=maintenance))
 
 
 _HBA: Final = re.compile(
@@ -111,7 +111,7 @@ def _hba_line(text: str) -> str:
 
 
 _ADMINISTRATOR: Final = "have an administrator run at the {side}: "
-_ELSEWHERE: Final = "have an administrator run at the {side}, in database {other}: "
+_ELSEWHERE: Final = "have an administrator run at the {side}, in database {maintenance}: "
 _LIMIT: Final = "raise or remove the limit; " + _ADMINISTRATOR
 _REFUSALS: Final = (
     Refusal(

@@ -152,7 +152,7 @@ def shown_state(source_state: str, table_state: str, wait: TableWait | None) -> 
         return table_state
     if source_state != "streaming":
         return WITHOUT_STREAM
-    return table_state if wait is None or wait.is_turn else WAITING
+    return table_state if wait is None or wait.is_automatic else WAITING
 
 
 def error_of_row(row: Row) -> ErrorReport | None:

@@ -1,4 +1,4 @@
-"""Finds the changes of problems to report to a receiver outside. Pure.
+"""Finds the changes of problems that an external receiver does not know yet. Pure.
 
 streamer notifies the receiver of the beginning of a problem, of a change of severity or code, and
 of the end. The decision compares the present problems with the problems already notified.
@@ -116,17 +116,17 @@ def find_notices(
     return notices + [Notice(Event.ENDED, notified[key]) for key in notified if key in ended]
 
 
-def after(
+def notified_after(
     notified: Mapping[Key, NotifiedProblem], notices: Iterable[Notice]
 ) -> dict[Key, NotifiedProblem]:
     """Return the notified problems after *notices*."""
-    heard = dict(notified)
+    remaining = dict(notified)
     for notice in notices:
         if notice.event is Event.ENDED:
-            heard.pop(notice.state.key, None)
+            remaining.pop(notice.state.key, None)
         else:
-            heard[notice.state.key] = notice.state
-    return heard
+            remaining[notice.state.key] = notice.state
+    return remaining
 
 
 def message(notices: Sequence[Notice]) -> dict[str, Any]:
@@ -142,6 +142,6 @@ def message(notices: Sequence[Notice]) -> dict[str, Any]:
 
 def message_id(notices: Sequence[Notice]) -> str:
     """Return the id of the message with *notices*; each attempt to deliver repeats the id."""
-    told = [[*map(str, notice.state.key), notice.event, notice.state.severity, notice.state.code,
+    facts = [[*map(str, notice.state.key), notice.event, notice.state.severity, notice.state.code,
              notice.state.since.isoformat()] for notice in notices]  # fmt: skip
-    return f"msg_{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]}"
+    return f"msg_{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}"

@@ -481,14 +481,14 @@ class _TableRules:
                 ProblemKind.DELAYED, Severity.WARNING, error.message,
                 self._continuing(error.remedy, error.code), error=error,
             )  # fmt: skip
-        if wait is not None and not wait.is_turn and wait != DRAINER_QUEUE:
+        if wait is not None and not wait.is_automatic and wait != DRAINER_QUEUE:
             text = f"waits for {wait.text}"
             continues = self._continuing(wait.remedy)
             yield self._new(ProblemKind.WAIT, Severity.WARNING, text, continues)
         if table.state in _IN_SYNC:
             seconds = table.seconds_left
             text = "is being copied" + (f", {format_latency(seconds)} left" if seconds else "")
-            if wait is not None and wait.is_turn:
+            if wait is not None and wait.is_automatic:
                 text = f"waits for {wait.text}"
             yield self._new(ProblemKind.COPYING, Severity.INFO, text)
 

@@ -48,11 +48,11 @@ class Installation:
             return None
         return text if 0 < len(text) <= _ID_LENGTH_MAX else None
 
-    async def learn(self, installation: str) -> None:
-        """Store the id of the target's bookkeeping. Log a directory that refuses the file."""
-        await in_thread(self._store, installation)  # the method syncs a file
+    async def store(self, installation: str) -> None:
+        """Store the id that the target's bookkeeping has. Log a failure to write the file."""
+        await in_thread(self._store_blocking, installation)
 
-    def _store(self, installation: str) -> None:
+    def _store_blocking(self, installation: str) -> None:
         if installation == self.id and self._path.exists():
             return
         self.id = installation
@@ -61,7 +61,7 @@ class Installation:
         except OSError as exc:
             log.warning(
                 "streamer cannot store the id of this installation; a process that starts while "
-                "the target is away will not touch a replication slot",
+                "the target is unreachable will not touch a replication slot",
                 file=str(self._path),
                 error=exc.strerror,
             )

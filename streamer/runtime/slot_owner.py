@@ -49,7 +49,7 @@ class SlotOwner:
 
         *has_position*: the target has stored a position of the slot. Raises SourceTakenError.
         """
-        await self._installation.learn(installation)
+        await self._installation.store(installation)
         objects = await read_source_objects(plain, source)
         self._tolerated = None
         if not is_taken_over:

@@ -1,7 +1,7 @@
 """The state of the target, for readiness, page, status and metrics.
 
-One connection only asks the target whether it answers and accepts writes, and listens for
-operators' requests. The state therefore does not depend on changes in flight: idle and busy sources
+A separate connection checks whether the target answers and accepts writes, and receives operators'
+requests. The state therefore does not depend on changes in flight: idle and busy sources
 learn of an outage at the same time. An answer that takes longer than `ANSWER_SECONDS` counts as an
 outage, so a network that swallows packets is an outage as well.
 
@@ -112,7 +112,7 @@ class TargetHealth:
         self.confirmed_at, self.waits = time.monotonic(), waits or SessionWaits()
         self._enter(TargetState.REACHABLE, None)
 
-    def judge(self, error: StreamerError, address: TargetAddress) -> None:
+    def record_error(self, error: StreamerError, address: TargetAddress) -> None:
         """Enter the state for *error*, with the operator's next step."""
         match error:
             case TargetRejectedError() | TargetConnectionLimitError():
@@ -130,7 +130,7 @@ class TargetHealth:
         self.waits = SessionWaits()
         self._enter(state, error.message)
 
-    def refuse(self, refusal: ErrorReport) -> None:
+    def record_refusal(self, refusal: ErrorReport) -> None:
         """Enter `refused` because the target refuses new sessions; an older session may live on."""
         self.error_code, self.remedy, self.waits = refusal.code, refusal.remedy, SessionWaits()
         self._enter(TargetState.REFUSED, refusal.message)
@@ -200,7 +200,7 @@ async def check_once(address: TargetAddress, application_name: str) -> TargetHea
             await connection.close(ANSWER_SECONDS)
         health.confirm(waits)
     except StreamerError as exc:
-        health.judge(exc, address)
+        health.record_error(exc, address)
     health.since = None
     return health
 
@@ -235,7 +235,7 @@ class TargetMonitor:
         self._connection: TargetConnection | None = None
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Check the target until cancelled."""
         polled_at = time.monotonic()
         try:
             while True:
@@ -280,16 +280,16 @@ class TargetMonitor:
             if (refusal := self._find_refusal()) is None:
                 self.health.confirm(waits)
             else:
-                self.health.refuse(refusal)
+                self.health.record_refusal(refusal)
         except StreamerError as exc:
-            self.health.judge(exc, self._address)
+            self.health.record_error(exc, self._address)
             self._on_error(exc)
         if self.health.state is not former:
             self._log(former)
 
     async def _reach(self) -> SessionWaits:
         if self._connection is not None:
-            waits = await self._ask(self._connection)
+            waits = await self._check_session(self._connection)
             if waits is not None:
                 return waits
         self._connection = await _connect(self._address, "streamer listener")
@@ -304,7 +304,7 @@ class TargetMonitor:
             self._was_requested = True
             self._woken.set()
 
-    async def _ask(self, connection: TargetConnection) -> SessionWaits | None:
+    async def _check_session(self, connection: TargetConnection) -> SessionWaits | None:
         """Return None for a lost connection: the loss alone does not show the server's state."""
         if connection.is_closed:
             return None

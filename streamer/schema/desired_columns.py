@@ -2,9 +2,9 @@
 
 `desired_columns` is the definition of a new table, and `at_target` the rule for one column.
 
-Publications leave out generated columns, so the target computes its own. Virtual columns
-(PostgreSQL 18) are stored columns there. Values come from the source, so a new table needs no
-default and no identity.
+Publications omit generated columns, so the target computes the values. Virtual columns
+(PostgreSQL 18) are stored columns at the target. Other values come from the source, so a new table
+needs no default and no identity.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -70,7 +70,7 @@ def desired_columns(
 
 
 def refuse_names_of_history(mapping: RelationMapping, names: Iterable[str]) -> None:
-    """Refuse a column of the source that would go to a column of versions.
+    """Refuse a column of the source whose target column streamer uses for versions.
 
     *names*: the target's names of the source's columns. Raises TargetSchemaError.
     """
@@ -97,8 +97,8 @@ def history_columns(history: HistoryColumns) -> list[DefinedColumn]:
 def at_target(column: DefinedColumn, mapping: RelationMapping, name: str | None) -> DefinedColumn:
     """Return the definition of column *name* at the target for the values of a source's *column*.
 
-    A hash is text. The target must not get a default or fill value of the column, which is plain.
-    So a new column counts as a column with different values in existing rows.
+    A hash is text. The default or fill value of the source is not hashed, so the target must not
+    get that value. So a new column counts as a column with different values in existing rows.
     """
     if name is None or mapping.hash_of(name) is None:
         return column

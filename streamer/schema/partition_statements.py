@@ -69,8 +69,8 @@ def create_partition_sql(
 ) -> str:
     """Return the statement that creates a partition. Raises UnclearPartitionError."""
     name = partition_name(partition, target)
-    below = f" {partition_by(partition.key, render)}" if partition.key is not None else ""
+    clause = f" {partition_by(partition.key, render)}" if partition.key is not None else ""
     return (
         f"create table {quote_qualified(name.namespace, name.name)} partition of "
-        f"{quote_qualified(parent.namespace, parent.name)} {partition.bound}{below}"
+        f"{quote_qualified(parent.namespace, parent.name)} {partition.bound}{clause}"
     )

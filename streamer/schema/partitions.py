@@ -48,8 +48,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """A partition that was attached or detached, or with a new name. *tree*: the partitions
-    after the attachment or before the detachment. *name*: the new name.
+    """A partition that was attached, detached or renamed. ``tree``: the partitions after an
+    attachment, otherwise before the change. ``name``: the new name.
     """
 
     kind: DdlKind
@@ -66,13 +66,13 @@ class PartitionChange:
 def partition_difference(
     previous: Sequence[Partition], after: Sequence[Partition]
 ) -> list[PartitionChange]:
-    """Return the changes, in a feasible order. A change of a partition includes its own
-    partitions.
+    """Return the changes, in a feasible order. A change of a partition includes its
+    sub-partitions.
     """
     former = {item.oid: item for item in previous if item.bound is not None}
     present = {item.oid: item for item in after if item.bound is not None}
     removed = {o for o, item in former.items() if o not in present or _moved(item, present[o])}
-    come = {o for o in present if o not in former or o in removed}
+    attached = {o for o in present if o not in former or o in removed}
     changes = [
         PartitionChange(DdlKind.DETACH_PARTITION, former[oid], tuple(previous))
         for oid in former
@@ -89,7 +89,7 @@ def partition_difference(
     changes += [
         PartitionChange(DdlKind.ATTACH_PARTITION, item, tuple(after))
         for oid, item in present.items()
-        if oid in come
+        if oid in attached
     ]
     return changes
 
@@ -153,7 +153,7 @@ def outside_quotes(text: str) -> Iterable[tuple[int, str]]:
 
 
 def split_list(text: str) -> list[str]:
-    """Return the parts of a list with commas between them."""
+    """Split a list at commas outside quotes and brackets."""
     ends, depth = [], 0
     for position, char in outside_quotes(text):
         depth += (char in "([") - (char in ")]")
@@ -187,19 +187,19 @@ def rows_of(partition: Partition, tree: Sequence[Partition], render: Render) -> 
         parent = root if inner.parent == ROOT else by_oid.get(inner.parent)
         if parent is None or parent.key is None:
             raise UnclearPartitionError(f'the partition key above "{inner.full_name}" is not known')
-        beside = (member for member in tree if member.parent == inner.parent and member is not root)
-        siblings = [member for member in beside if member.bound != inner.bound]
-        conditions.append(_own_rows(inner, parent.key, siblings, render))
+        children = (item for item in tree if item.parent == inner.parent and item is not root)
+        siblings = [child for child in children if child.bound != inner.bound]
+        conditions.append(_rows_within_parent(inner, parent.key, siblings, render))
         inner = parent
     return " and ".join(reversed(conditions))
 
 
-def _own_rows(
+def _rows_within_parent(
     partition: Partition, key_text: str, siblings: Sequence[Partition], render: Render
 ) -> str:
     key = PartitionKey.parse(key_text)
     if key.strategy == "HASH":
-        raise UnclearPartitionError("only its source can tell the rows of a hash partition")
+        raise UnclearPartitionError("only the source can select the rows of a hash partition")
     if any(item.rest for item in key.items):
         raise UnclearPartitionError(
             f"its partition key uses a collation or an operator class: {key_text}"

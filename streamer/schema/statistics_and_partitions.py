@@ -82,7 +82,7 @@ def obstacle_to_partitions(
     *key*: the source's columns of its primary key.
     """
     if mapping.type is TableType.HISTORY:
-        return "a history keeps the versions of rows that left with their partition"
+        return "a history keeps the versions of rows whose partition was detached"
     columns = set(key)
     render = key_renderer(mapping, source_columns, None, columns)
     for partition in tree:

@@ -204,12 +204,12 @@ def _partition(
     """Return the definition of a partition, after the parent's name or, for a table of several
     sources, after the parent's bounds.
     """
-    above = next((ancestor for ancestor in tree if ancestor.oid == partition.parent), None)
-    parent = "" if above is None else above.name
-    if is_shared and above is not None:
-        parent = "" if above.bound is None else _partition(above, tree, render, is_shared)
-    below = "" if partition.key is None else f" {partition_by(partition.key, render)}"
-    return f"{parent} {partition.bound}{below}".strip()
+    parent = next((node for node in tree if node.oid == partition.parent), None)
+    head = "" if parent is None else parent.name
+    if is_shared and parent is not None:
+        head = "" if parent.bound is None else _partition(parent, tree, render, is_shared)
+    clause = "" if partition.key is None else f" {partition_by(partition.key, render)}"
+    return f"{head} {partition.bound}{clause}".strip()
 
 
 # ---- indexes, constraints, defaults ------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Changes of definitions, in the stream and beside it, made at the target."""
+"""Applies changes of source definitions at the target, in the stream and beside the stream."""

@@ -46,7 +46,7 @@ class SourceCommand:
 
     ``definition``: the definition at the source after ``message``. ``at``: the time of the change
     at the source. ``reason``: the cause of the change, as text for an error; None if ``message``
-    has the statement. ``brings_rows``: a copy of all rows follows. ``is_late``: a new column may
+    has the statement. ``copy_follows``: a copy of all rows follows. ``is_late``: a new column may
     have the name of a dropped column, so existing rows may contain values of the dropped column.
     """
 
@@ -55,7 +55,7 @@ class SourceCommand:
     definition: SourceDefinition
     at: str
     reason: str | None = None
-    brings_rows: bool = False
+    copy_follows: bool = False
     is_late: bool = False
 
     @property

@@ -246,7 +246,7 @@ class ChangedDefinitions:
                     definition,
                     at=str(datetime.now(UTC)),
                     reason="the source changed the table, and a copy of it is due",
-                    brings_rows=True,
+                    copy_follows=True,
                 )
                 change = TableChange(table, command)
                 await change.make(changes)

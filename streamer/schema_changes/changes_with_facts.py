@@ -11,7 +11,7 @@ from streamer.schema.partitions import PartitionChange
 from streamer.schema.source_definition import AnyChange, ColumnChange, SourceDefinition
 from streamer.schema.target_relation import TargetRelation
 from streamer.schema_changes.changed_table import ChangedTable, SourceCommand
-from streamer.schema_changes.kept_labels import missing_labels, read_kept_labels
+from streamer.schema_changes.kept_labels import add_labels_sql, read_kept_labels
 from streamer.schema_changes.object_changes import Objects
 from streamer.schema_changes.read_definitions import read_at_target
 from streamer.schema_changes.shared_changes import PeerSources, read_peers
@@ -73,10 +73,10 @@ async def translate_changes(
     )
     translation = columns.translate(of_class(made, ColumnChange))
     for change in of_class(done, ColumnChange):
-        columns.backfill_made(change, translation)
+        columns.backfill_peer_change(change, translation)
     translation.statements += columns.ignore(of_class(ignored, ColumnChange)).statements
     _add_types(translation, typed, columns, command)
-    translation.before += await missing_labels(session, labels, typed.created)
+    translation.before += await add_labels_sql(session, labels, typed.created)
     translation.needed_types = needed_types(made, command.definition, mapped.mapping)
     translation.is_for_all = peers.all_wait and not ignored
     if objects := of_class(made, ObjectChange):
@@ -87,8 +87,8 @@ async def translate_changes(
         translation.statements[:0] = translation.objects.statements
     if parts := of_class(made, PartitionChange):
         partitions = await partition_translator(table, command, target)
-        translation.statements += partitions.translate(parts, brings_rows=command.brings_rows)
-        translation.leaving = [] if command.brings_rows else partitions.leaving(parts)
+        translation.statements += partitions.translate(parts, copy_follows=command.copy_follows)
+        translation.leaving = [] if command.copy_follows else partitions.leaving(parts)
     return translation
 
 
@@ -101,7 +101,7 @@ def _add_types(
     """Add the statements for types, and the consequences for columns."""
     translation.statements[:0] = typed.statements
     translation.before += typed.before
-    if command.brings_rows:
+    if command.copy_follows:
         translation.doubts += typed.doubts
     for name, reason in typed.rewritten.items():
         for column in columns_of(command.definition.columns, name):

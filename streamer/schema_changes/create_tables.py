@@ -1,11 +1,11 @@
 """The definitions of target tables, and the creation of missing tables.
 
 streamer creates a table from the source's definition: columns with their exact types and NOT NULL,
-and generated columns with their expressions. The primary key, or the columns of the replica
-identity's index, follow the sid. Identity columns become plain columns without defaults, because
-values come from the source. Partitioned tables become plain tables, unless the rule says
-`partitioned` and the target can have the partitions. A rule with `partition_by` gives the table
-time partitions. Its key gets a plain index, unless the partition column is part of the key.
+and generated columns with their expressions. The primary key is the sid, followed by the columns of
+the source's replica identity or primary key. Identity columns become plain columns without
+defaults, because values come from the source. Partitioned tables become plain tables, unless the
+rule says `partitioned` and the target can have the partitions. A rule with `partition_by` gives the
+table time partitions. Its key gets a plain index, unless the partition column is part of the key.
 
 A history table also gets the columns of `HistoryColumns`: validity, and the order of versions that
 begin at the same time. Key and order form its primary key. A unique index lets each key have one
@@ -117,8 +117,8 @@ class NewTable:
         if rule.create is Create.COLUMNS or not is_alike or relation.key != relation.primary_key:
             return None
         names = [o.name for o in relation.objects if o.kind == "p"]
-        usual = f"{self.mapping.target.name}_pkey"
-        return next((name for name in names if name != usual), None)
+        default = f"{self.mapping.target.name}_pkey"
+        return next((name for name in names if name != default), None)
 
     @property
     def statements(self) -> list[str]:
@@ -162,8 +162,8 @@ class NewTable:
         return create_partitions_sql(tree, self.mapping, columns, key)
 
     def check(self) -> None:
-        """Refuse a table with too many columns, or with two columns named sid. Raises
-        TargetSchemaError.
+        """Refuse a table with too many columns, with two columns named sid, or with a partition
+        column that is no time. Raises TargetSchemaError.
         """
         if (rule := self.mapping.rule.partition_by) is not None:
             types = {column.name: column.type for column in self.columns}
@@ -229,9 +229,9 @@ async def create_tables(
                 if (rule := table.mapping.rule.partition_by) is not None:
                     await create_partitions(connection, name, rule, datetime.now(UTC))
     except TargetRejectedError as exc:
-        look_up, write = _grants(new.values(), role)
+        usage, write = _grants(new.values(), role)
         # The role may lack even the privilege to check whether the tables exist.
-        sql = [*statements, look_up, write] if statements else [look_up]
+        sql = [*statements, usage, write] if statements else [usage]
         remedy = Remedy.of(at_target(*sql))
         namespaces = {name.namespace for name in new}
         if statements and (grants := await missing_to_create(connection, namespaces)):

@@ -36,7 +36,7 @@ async def copy_remedy(
     The target accepts the present definition of the source's table, but not an earlier definition
     in the stream.
     """
-    if not isinstance(refusal, TargetSchemaError) or command.brings_rows:
+    if not isinstance(refusal, TargetSchemaError) or command.copy_follows:
         return None
     mapped, session = table.mapped, table.session
     try:

@@ -58,7 +58,7 @@ async def read_kept_labels(
     return {name: labels for name, labels in by_type.items() if labels}
 
 
-async def missing_labels(
+async def add_labels_sql(
     target: TargetConnection, needed: Mapping[str, Sequence[str]], created: Collection[str]
 ) -> list[str]:
     """Return the statements that add the labels that versions need to enums of the target.

@@ -67,7 +67,7 @@ class Definitions:
     async def apply(self, part: LaneTransaction) -> list[MappedRelation]:
         """Apply a part that `cut` returned; return the relations with a message.
 
-        After a StreamerError, `after_rollback` is due.
+        After a StreamerError, call `after_rollback`.
         """
         concerned = []
         at = str(to_datetime(part.transaction.commit_time))

@@ -49,7 +49,7 @@ async def store_new_definition(
     if command.is_late:
         requested += [name for name in added_columns(of_columns, mapping) if name in present]
     sid = mapping.sid if target is not None and target.has_sid else None
-    if command.brings_rows or (requested and not await holds_rows(session, mapping.target, sid)):
+    if command.copy_follows or (requested and not await holds_rows(session, mapping.target, sid)):
         requested = []
     await store_source_columns(session, relation_id, columns, requested)
 

@@ -53,7 +53,7 @@ from streamer.target.catalog import read_relation
 from streamer.target.connection import transaction
 from streamer.target.foreign_functions import ForeignCalls, is_refused
 from streamer.target.former_types import drop_former_types
-from streamer.target.missing_types import refuse_types_of_extensions
+from streamer.target.missing_types import refuse_missing_types
 from streamer.util.failpoints import failpoint
 
 log = structlog.get_logger()
@@ -232,9 +232,7 @@ class TableChange:
         translation: Translation,
     ) -> None:
         """Run the statements, and store the plans."""
-        await refuse_types_of_extensions(
-            self._target, translation.needed_types, self._table.read_types
-        )
+        await refuse_missing_types(self._target, translation.needed_types, self._table.read_types)
         # The last of several tenants drops the former column together with its indexes and
         # constraints.
         is_shared = target.is_shared(self._table.mapped.mapping)

@@ -72,7 +72,7 @@ LOCKED_BYTES_MAX: Final = 64 * 1024 * 1024
 """A larger table in use gets no index whose build locks the table."""
 
 BUILD_LOCK: Final = 0x646566696E65  # "define"
-"""The advisory lock of the session that makes definitions."""
+"""The advisory lock of the session that creates definitions."""
 _ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, is_local=False)
 
 _FACTS_SQL: Final = """
@@ -133,34 +133,34 @@ async def plan_definitions(
     Raises SourceError, TargetError.
     """
     # A table that gets only some rows or columns receives its definitions from the stream.
-    asking = [
+    eligible = [
         copy
         for copy in copies
         if copy.mapped.mapping.rule.includes_definitions and not copy.scope.resync.is_partial
     ]
-    if not asking:
+    if not eligible:
         return
-    created = await read_created(target, [copy.mapped.mapping.target for copy in asking])
-    asking = [copy for copy in asking if copy.mapped.mapping.target in created]
-    definitions = await read_at_source(plain, [copy.relation.oid for copy in asking])
+    created = await read_created(target, [copy.mapped.mapping.target for copy in eligible])
+    eligible = [copy for copy in eligible if copy.mapped.mapping.target in created]
+    definitions = await read_at_source(plain, [copy.relation.oid for copy in eligible])
     names = {name for definition in definitions.values() for name in definition.referenced}
     places = await _places(source, target_namespace, plain, target, names)
     limits = TargetLimits(target.server_version, acts=not await may_replace_role(target))
-    for copy in asking:
+    for copy in eligible:
         definition = definitions.get(copy.relation.oid)
         if definition is None:
             continue
         mapping = copy.mapped.mapping
         place = TargetPlace.at(mapping, copy.target)
-        own_names = [*definition.all_indexes]
-        own_names += [c.sequence.name for c in definition.columns if c.sequence is not None]
-        taken_names = await read_taken(target, mapping.target, own_names)
+        names_to_use = [*definition.all_indexes]
+        names_to_use += [c.sequence.name for c in definition.columns if c.sequence is not None]
+        taken_names = await read_taken(target, mapping.target, names_to_use)
         renderer = Renderer(definition, place, places, taken_names)
         planned = renderer.plan(mapping.rule.create)
         # The source may have added the key after the creation of the target.
         if not await has_primary_key(target, mapping.target):
             planned += renderer.primary_key()
-        planned = [limits.apply(definition) for definition in planned]
+        planned = [limits.apply(plan) for plan in planned]
         await store_definitions(target, copy.mapped.relation_id, planned)
     failpoint("definitions.planned")
 
@@ -300,7 +300,7 @@ async def make_online(target: TargetConnection) -> int:
     # The session owns the lock, so the lock stays while a backend still builds after the death of
     # its client.
     if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", BUILD_LOCK):
-        raise TargetContentionError("target: another process makes definitions")
+        raise TargetContentionError("target: another process creates definitions")
     await target.fetch(_ENOUGH_MEMORY_SQL)
     for record in unwanted:
         await _remove(target, record)

@@ -26,7 +26,11 @@ from streamer.schema.source_definition import SourceDefinition
 from streamer.schema.target_relation import TargetRelation
 from streamer.schema_changes.changed_table import ChangedTable, SourceCommand
 from streamer.schema_changes.read_definitions import read_target_types
-from streamer.schema_changes.translate.joining_source import own_enums, under_name, under_own_names
+from streamer.schema_changes.translate.joining_source import (
+    find_target_enums,
+    with_target_enums,
+    with_target_name,
+)
 from streamer.schema_changes.translate.type_translator import TypeTranslation, TypeTranslator
 from streamer.target.connection import TargetConnection
 from streamer.target.former_types import read_uses
@@ -94,9 +98,9 @@ async def _translate(
 ) -> TypeTranslation:
     session, mapped = table.session, table.mapped
     of_target = await read_target_types(session, target)
-    own_labels = own_enums(command.definition, mapped.mapping, target, of_target)
-    changes = under_own_names(changes, own_labels)
-    sharers = await read_others(session, mapped.relation_id) if own_labels else []
+    target_enums = find_target_enums(command.definition, mapped.mapping, target, of_target)
+    changes = with_target_enums(changes, target_enums)
+    sharers = await read_others(session, mapped.relation_id) if target_enums else []
     named = {type_ for change in changes for type_ in (change.before, change.after) if type_}
     text = await session.fetch_value(
         NAMED_TYPES_SQL, [t.namespace for t in named], [t.name for t in named]
@@ -131,9 +135,9 @@ async def _translate(
         known=await read_known_types(session, mapped.relation_id, names),
         kept=labels,
     ).translate(changes)
-    for own_name, enum in own_labels.items():
+    for name_at_source, enum in target_enums.items():
         if (reason := translation.rewritten.pop(enum.quoted, None)) is not None:
-            translation.rewritten[quoted_type(own_name)] = reason
+            translation.rewritten[quoted_type(name_at_source)] = reason
     return translation
 
 
@@ -144,8 +148,10 @@ def _enums_of(
     types: Sequence[DefinedType],
 ) -> list[DefinedType]:
     """Return the enums of a tenant's schema under the names of the target's enums."""
-    enums = own_enums(peer, mapping, target, types)
-    return [under_name(type_, enums) for type_ in peer.types or () if type_.full_name in enums]
+    enums = find_target_enums(peer, mapping, target, types)
+    return [
+        with_target_name(type_, enums) for type_ in peer.types or () if type_.full_name in enums
+    ]
 
 
 async def _wait_for_users(

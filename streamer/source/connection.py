@@ -290,7 +290,7 @@ async def _is_pooled(
     process.
     """
     assert row is not None
-    if not pooler.may_share(source.url, connection.info.backend_pid, row["pid"]):
+    if not pooler.needs_mode_check(source.url, connection.info.backend_pid, row["pid"]):
         return False
 
     async def ask(session: Connection, sql: str) -> int:

@@ -29,7 +29,7 @@ from streamer.target.connection import (
     target_connection,
     transaction,
 )
-from streamer.target.missing_types import ReadTypes, refuse_types_of_extensions
+from streamer.target.missing_types import ReadTypes, refuse_missing_types
 
 log = structlog.get_logger()
 
@@ -85,7 +85,7 @@ async def add_columns(
     quoted = quote_qualified(target.namespace, target.name)
     statements = add_columns_sql(quoted, columns, if_not_exists=True)
     async with target_connection(address, "streamer columns") as connection:
-        await refuse_types_of_extensions(connection, {base_type(c.type) for c in columns}, read)
+        await refuse_missing_types(connection, {base_type(c.type) for c in columns}, read)
         try:
             async with transaction(connection):
                 await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")

@@ -196,7 +196,7 @@ def _relation(row: dict[str, Any], columns: list[dict[str, Any]]) -> TargetRelat
 
 
 Unlogged = Mapping[RelationName, tuple[RelationName, ...]]
-"""Tables whose rows a crash of the server removes, by the table's name and by its root's name."""
+"""Tables whose rows a crash of the server removes, by the name of the root table."""
 
 _UNLOGGED_SQL: Final = """
 select n.nspname as namespace, c.relname as relation,
@@ -210,7 +210,7 @@ group by n.nspname, c.relname
 
 
 async def read_unlogged(connection: "TargetConnection") -> Unlogged:
-    """Return the unlogged tables of the database."""
+    """Return the unlogged tables and partitions of the database."""
     return {
         RelationName(row["namespace"], row["relation"]): tuple(
             RelationName(*name) for name in row["unlogged"]
@@ -251,7 +251,7 @@ async def read_collations(
 
 
 async def holds_rows(connection: "TargetConnection", name: RelationName, sid: str | None) -> bool:
-    """Whether a table holds any row, or any of *sid*."""
+    """Whether a table has a row; with *sid*, whether the table has a row of that sid."""
     quoted = quote_qualified(name.namespace, name.name)
     if sid is None:
         return bool(await connection.fetch_value(f"select exists (select from {quoted})"))

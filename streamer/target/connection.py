@@ -335,7 +335,7 @@ class TargetConnection:
     async def _require_own_session(self, address: TargetAddress) -> None:
         """Refuse a pooler in transaction mode. Raises TargetRejectedError."""
         dsn, pid, raw = address.dsn, self.backend_pid, self._connection
-        if not pooler.may_share(dsn, int(raw.get_server_pid()), pid):
+        if not pooler.needs_mode_check(dsn, int(raw.get_server_pid()), pid):
             return
         with _translating_login(address):
             peer = await _log_in(address, {})

@@ -41,8 +41,8 @@ _EXTENSIONS: Final = ("pgcrypto", "uuid-ossp")
 
 _USER_OIDS_BEGIN: Final = 16384
 
-# ts_stat, query_to_xml and the like are neither immutable nor behind an operator or a cast. A check
-# also runs this query at the source.
+# ts_stat, query_to_xml and the like are neither immutable nor behind an operator or a cast.
+# `streamer check` also runs this query at the source.
 CALLS_SQL: Final = f"""
 with relation as (
     select coalesce(t.relid::oid, c.oid) as oid
@@ -80,7 +80,7 @@ with relation as (
       join pg_catalog.pg_type t on t.typnamespace = n.oid and t.typname = w.name
       join pg_catalog.pg_constraint k on k.contypid = t.oid and k.conbin is not null
 ), called as (
-    select e.oid, e.owner, e.kind, e.name, pg_catalog.md5(e.tree) as mark,
+    select e.oid, e.owner, e.kind, e.name, pg_catalog.md5(e.tree) as digest,
            m.found[1]::oid as function
       from expression e, pg_catalog.regexp_matches(e.tree,
            ':(?:funcid|opfuncid|hashfuncid|negfuncid|elemfuncid|aggfnoid|winfnoid) (\\d+)', 'g')
@@ -90,7 +90,7 @@ with relation as (
       from expression e, pg_catalog.regexp_matches(e.tree, ':opno (\\d+)', 'g') m (found)
       join pg_catalog.pg_operator o on o.oid = m.found[1]::oid
 )
-select c.oid::int8, c.owner::int8, c.kind, c.name, c.mark,
+select c.oid::int8, c.owner::int8, c.kind, c.name, c.digest,
        pg_catalog.format('%I.%I(%s)', n.nspname, p.proname,
                          pg_catalog.pg_get_function_identity_arguments(p.oid)) as function
   from called c join pg_catalog.pg_proc p on p.oid = c.function
@@ -113,7 +113,7 @@ select c.oid::int8, c.owner::int8, c.kind, c.name, c.mark,
 
 @dataclass(frozen=True, slots=True)
 class ForeignCall:
-    """A call in an expression of the object with ``oid``. ``mark``: a digest of the expression.
+    """A call in an expression of the object with ``oid``. ``digest``: a hash of the expression.
 
     ``owner``: the OID of its table or type.
     """
@@ -122,7 +122,7 @@ class ForeignCall:
     owner: int
     kind: str
     name: str
-    mark: str
+    digest: str
     function: str
 
     def __str__(self) -> str:
@@ -187,7 +187,7 @@ class ForeignCalls:
         tables: Sequence[str],
         types: Sequence[RelationName] = (),
     ) -> Self:
-        """Return an object that allows the present calls, which only an operator can have added."""
+        """Return an object that allows the existing calls, which only an operator can add."""
         allowed = await read_calls(connection, tables, types)
         return cls(connection, tables, types, allowed)
 

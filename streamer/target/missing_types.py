@@ -63,11 +63,10 @@ async def refuse_missing(target: TargetConnection, kind: DefinedType) -> None:
     raise missing_type(kind.full_name, hint)
 
 
-async def refuse_types_of_extensions(
+async def refuse_missing_types(
     target: TargetConnection, names: Collection[str], read: ReadTypes
 ) -> None:
-    """Raise TargetSchemaError if the target lacks one of *names* and the type is part of an
-    extension.
+    """Raise TargetSchemaError if the target lacks a type of *names* that streamer cannot create.
 
     *names*: types that no statement of streamer creates.
     """

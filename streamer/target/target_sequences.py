@@ -1,7 +1,7 @@
-"""Reads the target's sequences, and advances the sequences past the values of the sources.
+"""Reads the target's sequences, and sets the values of the sequences.
 
-``setval`` is not transactional, so a value stays set after a rollback. A value after a rollback
-does no harm, because a sequence only moves forward.
+``setval`` is not transactional, so a value stays set after a rollback. Such a value does no harm:
+`set_ahead` only moves a sequence forward, and a repeated step calls `set_exact` again.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.sequence_places import Range, SequencePlace
+from streamer.mapping.sequence_places import SequencePlace, SequenceRange
 from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import grants_on_sequence
 from streamer.target.connection import TargetConnection
@@ -25,7 +25,7 @@ class TargetSequence:
 
     oid: int
     name: RelationName
-    range: Range | None
+    range: SequenceRange | None
     grants: tuple[str, ...] = ()
 
 
@@ -92,7 +92,7 @@ async def find_sequences(
         names[row["number"]]: TargetSequence(
             row["oid"],
             RelationName(row["namespace"], row["name"]),
-            Range(row["increment"], row["minimum"], row["maximum"], row["last_value"])
+            SequenceRange(row["increment"], row["minimum"], row["maximum"], row["last_value"])
             if row["may_read"]
             else None,
             ()

@@ -45,7 +45,7 @@ def make_private(directory: Path) -> None:
             path.mkdir(mode=0o700, exist_ok=True)
     os.close(open_private(directory))
     for step in _steps(directory):
-        _require_lasting(step)
+        _refuse_replaceable(step)
 
 
 def _steps(path: Path) -> Iterator[Path]:
@@ -57,7 +57,7 @@ def _steps(path: Path) -> Iterator[Path]:
             yield target
 
 
-def _require_lasting(step: Path) -> None:
+def _refuse_replaceable(step: Path) -> None:
     """Raise NotPrivateError if a foreign user could replace *step*, or an entry of this user in
     *step*. The operator trusts the groups of this process.
     """

@@ -38,10 +38,10 @@ def _sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
-async def wait_unless_idle(
+async def wait_while_idle(
     event: asyncio.Event, seconds: float, is_idle: Callable[[], bool]
 ) -> bool:
-    """Wait until *event* is set. Every *seconds*, check *is_idle*, and return if False.
+    """Wait until *event* is set, or until *is_idle*, called every *seconds*, returns False.
 
     Return whether the event is set. A check of an idle object wakes no task, because a process may
     have a thousand sources.

@@ -139,7 +139,7 @@ async def test_an_unknown_page_leads_to_the_pages_that_exist(open_admin: OpenAdm
 
 def lose_target(admin: Admin) -> None:
     error = TargetConnectionError("target: no <answer>")
-    admin.engine.target.judge(error, TargetAddress.parse(Secret(TARGET)))
+    admin.engine.target.record_error(error, TargetAddress.parse(Secret(TARGET)))
 
 
 @pytest.mark.parametrize("view", ["cards", "wall"])
@@ -190,7 +190,7 @@ async def test_a_target_that_refuses_new_sessions_has_a_steady_page(
 async def test_badge_filter_and_counts_show_the_state_of_the_heading(
     open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turn = TableWait("its turn", is_turn=True)
+    turn = TableWait("its turn", is_automatic=True)
     tables = (
         a_table("free"),
         a_table("turn", waiting_for=turn.text, wait=turn.to_json()),

@@ -44,7 +44,7 @@ EXPECTED = {
     "same": (None, "", "ready"),
     "lost": (Severity.ERROR, "the source refuses the application's UPDATE and DELETE", "error"),
     "gained": (Severity.WARNING, "its replica identity has changed, so `run` copies", "ready"),
-    "outside": (Severity.ERROR, "was not published all the time", "error"),
+    "outside": (Severity.ERROR, "was unpublished for a time", "error"),
     "kept": (Severity.INFO, "its rows stay in the target", None),
     "gone": (Severity.ERROR, "no longer exists at the source", "error"),
     "listed": (Severity.WARNING, 'did not send column "later", so `run` copies', "ready"),

@@ -178,7 +178,7 @@ async def test_a_session_of_streamer_is_no_session_to_end(target: Database) -> N
                 holder.rollback()
                 await waiting
         assert name in wait.text
-        assert wait.is_turn is (steps == 0)
+        assert wait.is_automatic is (steps == 0)
         assert len(wait.remedy.steps if wait.remedy else ()) == steps
 
 

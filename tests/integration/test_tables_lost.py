@@ -204,7 +204,7 @@ async def test_a_table_that_left_a_published_schema_for_a_moment_stops(
         )
         source.execute("insert into t values (3, 'c')")
         await streamer.table_state("public.t", "error", 60)
-        assert "was not published all the time" in (await streamer.table("public.t"))["error"]
+        assert "was unpublished for a time" in (await streamer.table("public.t"))["error"]
         await run_remedy(streamer, source, target, "t")
         await streamer.caught_up(60)
         assert_same(source, target, "t")

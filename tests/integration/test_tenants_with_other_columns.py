@@ -103,7 +103,7 @@ async def test_a_table_that_streamer_cannot_widen_goes_on_by_its_remedy(
             await streamer.stop()
 
 
-@pytest.mark.follows("apply.rows.refuse_same_rows:refuse_same_rows")
+@pytest.mark.follows("apply.rows.refuse_shared_rows:refuse_shared_rows")
 async def test_a_second_source_of_a_table_without_a_sid_goes_on_by_its_remedy(
     source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:

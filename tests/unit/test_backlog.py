@@ -15,7 +15,7 @@ from streamer.copy.parts.part_copier import Pace
 from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.runtime.wal_retention.backlog_level import Level, level_of, limit_of
 from streamer.runtime.wal_retention.journaling import Verdict, judge
-from streamer.source.slot_and_publications.retained_wal import Retained
+from streamer.source.slot_and_publications.retained_wal import RetainedWal
 from streamer.util.lsn import Lsn
 from tests.unit.build import source_mapping
 
@@ -93,7 +93,7 @@ def test_a_journal_begins_at_half_of_the_servers_limit_at_the_latest(
     source = replace(
         source_mapping(), max_retained_wal_bytes=size(limit), on_max_retained_wal=policy
     )
-    assert limit_of(source, Retained(0, 0, True, size(kept))) == size(expected)
+    assert limit_of(source, RetainedWal(0, 0, True, size(kept))) == size(expected)
     assert limit_of(source, None) == size(limit), "without a slot"
 
 

@@ -17,9 +17,9 @@ from streamer.runtime.child_processes.child_process import (
 )
 from streamer.runtime.child_processes.orphaned_journals import gather_journals
 from streamer.runtime.child_processes.restarts import (
+    ERROR_EXITS_MAX,
     LASTING_SECONDS,
     SECONDS_MAX,
-    VERDICTS_MAX,
     Restarts,
     choose_acceptor,
 )
@@ -48,8 +48,8 @@ def test_a_process_that_a_user_stopped_starts_again() -> None:
 @pytest.mark.parametrize("code", [1, 3, 4])
 def test_an_error_of_a_process_ends_all_if_restarts_do_not_help(code: int) -> None:
     restarts = Restarts()
-    delays = [restarts.next_seconds(code, 1.0) for _ in range(VERDICTS_MAX)]
-    assert [delay is None for delay in delays] == [False] * (VERDICTS_MAX - 1) + [True]
+    delays = [restarts.next_seconds(code, 1.0) for _ in range(ERROR_EXITS_MAX)]
+    assert [delay is None for delay in delays] == [False] * (ERROR_EXITS_MAX - 1) + [True]
 
 
 def test_an_error_after_a_long_life_counts_as_the_first() -> None:

@@ -49,7 +49,7 @@ def test_a_relation_that_is_requested_meanwhile_waits_for_the_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_starting", "is_starving", "reason", "is_a_turn"),
+    ("is_starting", "is_starving", "reason", "is_automatic"),
     [
         (True, False, "its turn: Spark starts", True),
         (False, True, "a free worker of Spark", False),
@@ -57,13 +57,13 @@ def test_a_relation_that_is_requested_meanwhile_waits_for_the_round() -> None:
     ],
 )
 def test_a_copy_that_waits_for_spark_itself_says_so(
-    is_starting: bool, is_starving: bool, reason: str | None, is_a_turn: bool
+    is_starting: bool, is_starving: bool, reason: str | None, is_automatic: bool
 ) -> None:
     copy = copy_of(1)
     facts = WaitFacts(copies=[copy], is_starting=is_starting, is_starving=is_starving)
     wait = find_reasons(facts).get(copy.mapped)
     assert (None if wait is None else str(wait)) == reason
-    assert wait is None or wait.is_turn is is_a_turn
+    assert wait is None or wait.is_automatic is is_automatic
 
 
 def test_a_lock_at_the_target_comes_before_one_at_the_source_and_before_its_turn() -> None:

@@ -11,7 +11,7 @@ from streamer.mapping.mapping_fingerprint import fingerprint
 from streamer.mapping.relation_names import RelationPattern
 from streamer.mapping.rules import Mapping, MappingFault, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.runtime.replicas.mapping_follower import MOST_SECONDS, MappingFollower
+from streamer.runtime.replicas.mapping_follower import SECONDS_MAX, MappingFollower
 
 URL = "postgresql://streamer:{}@{}/shop"
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
@@ -159,7 +159,7 @@ def test_a_replica_tries_again_ever_more_rarely_until_it_has_the_mapping() -> No
         follower.now = float(second)
         follower.look([fingerprint(wanted)], *others, joined=1000.0)
     assert follower.reads == [0.0, 2.0, 6.0, 14.0, 30.0, 62.0, 122.0, 182.0]
-    assert MOST_SECONDS == 60.0
+    assert SECONDS_MAX == 60.0
     follower.mapping = wanted
     assert follower.look([fingerprint(wanted)], *others, joined=1000.0) is None
     assert not follower.following.is_waiting

@@ -18,10 +18,10 @@ from streamer.report.problem_notices import (
     Key,
     Notice,
     NotifiedProblem,
-    after,
     find_notices,
     message,
     message_id,
+    notified_after,
 )
 from streamer.report.problems import Problem, ProblemKind, Severity, Subject
 from tests.support.receiver import receiving
@@ -68,7 +68,7 @@ def test_notices_report_the_beginning_each_change_and_the_end_of_a_problem_once(
     ]:
         due = notices(problems, known, ended)
         told += [(each.event.value, each.state.severity.value) for each in due]
-        known = after(known, due)
+        known = notified_after(known, due)
     assert told == [
         *(("begun", "error"), ("changed", "error"), ("changed", "warning")),
         ("ended", "warning"),
@@ -108,7 +108,7 @@ def test_a_notice_has_a_text_for_people_and_fields_for_programs_without_values()
         "code": "target",
     }  # fmt: skip
     assert "Jane" not in str(told)
-    (end,) = notices([], after({}, [notice]), [notice.state.key])
+    (end,) = notices([], notified_after({}, [notice]), [notice.state.key])
     assert (
         message([end])["text"]
         == "streamer: ended: shop public.t: table, since 2026-01-01 12:00 UTC"

@@ -48,7 +48,7 @@ def translate(
     *,
     sid: str | None = None,
     there: tuple[Partition, ...] = (),
-    brings_rows: bool = False,
+    copy_follows: bool = False,
 ) -> list[str]:
     columns = ["id", "zone"] + (["sid"] if sid else [])
     column = TargetColumn("", "text", "text", "=", 25, False, False, False, False)
@@ -67,7 +67,7 @@ def translate(
         at="2024-01-01 00:00:00+00:00",
         lsn="0/1",
     )
-    return translator.translate(changes, brings_rows=brings_rows)
+    return translator.translate(changes, copy_follows=copy_follows)
 
 
 def test_partitions_that_exchange_their_names_take_turns() -> None:
@@ -108,7 +108,7 @@ def test_rows_of_a_partition_that_left_leave_the_target() -> None:
     (statement,) = translate(LEFT, mapping(TableType.HISTORY))
     assert '"kvsz_deleted" = true where "kvsz_end" = \'9999-01-01 00:00:00+00\'' in statement
     assert translate(LEFT, mapping(TableType.APPEND)) == []
-    assert translate(LEFT, brings_rows=True) == []
+    assert translate(LEFT, copy_follows=True) == []
     rest = partition_difference(TREE, (ROOT, EU, EU_1))
     assert translate(rest) == [
         """delete from only "dw"."w" where ((("zone" in ('eu'))) is not true)"""

@@ -23,7 +23,7 @@ from streamer.commands.health_check import HealthAnswer
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.commands.status_output import render_lines
 from streamer.commands.status_problems import only_problems, summarize
-from streamer.copy.turn_waits import turn
+from streamer.copy.automatic_waits import automatic_wait
 from streamer.errors.error_classes import (
     MassDeleteError,
     ProtocolError,
@@ -157,7 +157,7 @@ def of_table(kind: ProblemKind, severity: Severity, words: str, *remedy: Command
 ADD = "alter table public.orders add column note text"
 DROP = 'alter table "resync" drop constraint "resync_check"'
 LOCK = TableWait("a lock on target table", Remedy.of("run: ", at_target("select 1")))
-TURN = turn("2 copies of this source end first")
+AUTOMATIC_WAIT = automatic_wait("2 copies of this source end first")
 INDEX = DefinitionRecord(
     1, 1, TABLE, RelationName("public", "orders"), ObjectKind.INDEX, "by_day", "failed", None, (),
     ("create index by_day on orders (day)",), "create index by_day on orders (day)", "no such type", 5, None,
@@ -222,8 +222,8 @@ FACTS = {
     ),
     "a copy that waits for its turn": replace(
         of_table(ProblemKind.COPYING, Severity.INFO, "waits for its turn"),
-        table={"state": "init", "waiting_for": str(TURN), "wait": TURN},
-        health={"table_states": {TABLE: "init"}, "table_waits": {TABLE: TURN}},
+        table={"state": "init", "waiting_for": str(AUTOMATIC_WAIT), "wait": AUTOMATIC_WAIT},
+        health={"table_states": {TABLE: "init"}, "table_waits": {TABLE: AUTOMATIC_WAIT}},
         blocks=True,
     ),
     "a copy that waits for a lock": replace(
@@ -489,7 +489,7 @@ async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
 def test_a_target_that_is_away_is_the_first_problem_of_every_view() -> None:
     target = TargetHealth("dw")
     away = TargetConnectionError("target: no answer")
-    target.judge(away, TargetAddress.parse(replace(source_mapping(), url=_url()).url))
+    target.record_error(away, TargetAddress.parse(replace(source_mapping(), url=_url()).url))
     fact = FACTS["a paused table"]
     shown = status_report(fact, target)
     first, *_ = shown.problems
@@ -630,7 +630,7 @@ def test_a_diagnosis_of_a_table_that_waits_has_sql_to_paste_and_does_not_claim_t
 
 def test_a_diagnosis_says_target_once() -> None:
     target = TargetHealth("dw")
-    target.judge(TargetConnectionError("target: no answer"), TargetAddress.parse(_url()))
+    target.record_error(TargetConnectionError("target: no answer"), TargetAddress.parse(_url()))
     (problem,) = of_target(target.facts)
     assert "  The target: no answer." in told([problem])
 

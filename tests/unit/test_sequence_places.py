@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import TableType
-from streamer.mapping.sequence_places import MARGIN_STEPS, Range, SequencePlace, places, value_ahead
+from streamer.mapping.sequence_places import (
+    MARGIN_STEPS,
+    SequencePlace,
+    SequenceRange,
+    places,
+    value_ahead,
+)
 from tests.unit.build import relation_mapping
 
 MAX = 2**63 - 1
@@ -55,17 +61,17 @@ def test_a_sequence_of_a_column_follows_that_column_through_the_mapping() -> Non
 def test_a_sequence_moves_when_half_of_its_margin_is_used(
     value: int, last: int | None, expected: int | None
 ) -> None:
-    assert value_ahead(value, 1, 0, Range(1, 1, MAX, last)) == expected
+    assert value_ahead(value, 1, 0, SequenceRange(1, 1, MAX, last)) == expected
 
 
 def test_a_sequence_that_another_increment_drives_cannot_follow() -> None:
     with pytest.raises(ValueError, match="opposite sign"):
-        value_ahead(5, 1, 0, Range(-1, -MAX, -1, None))
+        value_ahead(5, 1, 0, SequenceRange(-1, -MAX, -1, None))
 
 
 def test_a_value_that_the_target_cannot_take_is_named() -> None:
     with pytest.raises(ValueError, match="the source is at 40000, outside the limits of"):
-        value_ahead(40_000, 1, 0, Range(1, 1, 32767, 100))
+        value_ahead(40_000, 1, 0, SequenceRange(1, 1, 32767, 100))
 
 
 @given(
@@ -83,7 +89,7 @@ def test_the_value_is_ahead_within_the_limits_and_never_goes_back(
     limits = (-maximum, -1) if is_descending else (1, maximum)
     if last is not None:
         last = min(last, maximum) * sign
-    there = Range(increment * sign, *limits, last)
+    there = SequenceRange(increment * sign, *limits, last)
     if value > maximum:
         with pytest.raises(ValueError, match="outside the limits"):
             value_ahead(value * sign, increment * sign, drawn, there)

@@ -148,7 +148,7 @@ async def test_a_cause_has_the_same_remedy_at_both_sides(
     assert ("streamer needs 4 connections for each source" in str(at_source)) is (kinds == LIMIT)
     # A target that refuses sessions is not unreachable.
     health = TargetHealth()
-    health.judge(at_target, TargetAddress.parse(URL))
+    health.record_error(at_target, TargetAddress.parse(URL))
     assert health.state is (TargetState.UNREACHABLE if kinds == STATE else TargetState.REFUSED)
     assert health.remedy == at_target.remedy
 

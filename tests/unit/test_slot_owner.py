@@ -44,12 +44,12 @@ async def test_the_id_is_stored_for_its_target_only(tmp_path: Path) -> None:
     directory = tmp_path / "spool"
     installation = Installation(directory, TARGET)
     assert installation.id is None
-    await installation.learn("one")
+    await installation.store("one")
     assert Installation(directory, TARGET).id == "one"
     assert Installation(directory, TARGET.replace("secret", "changed")).id == "one"
     for other in ("dw2.example/dw", "dw.example/other", "dw.example:5433/dw"):
         assert Installation(directory, f"postgresql://loader:secret@{other}").id is None
-    await Installation(directory, TARGET).learn("two")  # the target was made again
+    await Installation(directory, TARGET).store("two")  # the target was made again
     assert Installation(directory, TARGET).id == "two"
     (file,) = directory.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
@@ -64,5 +64,5 @@ async def test_a_damaged_or_refused_file_is_no_id(tmp_path: Path) -> None:
     assert Installation(tmp_path, TARGET).id is None
     (tmp_path / "file").write_text("in the way of the directory")
     installation = Installation(tmp_path / "file", TARGET)
-    await installation.learn("one")  # logged, and known for the life of this process
+    await installation.store("one")  # logged, and known for the life of this process
     assert installation.id == "one"

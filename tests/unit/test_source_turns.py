@@ -168,7 +168,8 @@ async def test_a_waiting_source_shows_how_many_sources_come_first() -> None:
     assert asking.told["c"] == "its turn: 1 source copies first (sync.sources_at_once: 1)"
     await asking.ask("b", size=1024)
     assert asking.told["c"] == (
-        "its turn: 2 sources copy first (sync.sources_at_once: 1), 1.0 kB of them still wait"
+        "its turn: 2 sources copy first (sync.sources_at_once: 1); earlier waiting sources have "
+        "1.0 kB"
     )
     await asking.end("a")
     assert asking.told["c"] == "its turn: 1 source copies first (sync.sources_at_once: 1)"

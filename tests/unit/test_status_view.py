@@ -28,7 +28,7 @@ from streamer.commands.status import (
 )
 from streamer.commands.status_output import Pager, as_json_object, print_status, render_lines
 from streamer.commands.status_problems import only_problems
-from streamer.copy.turn_waits import STARTING_SPARK
+from streamer.copy.automatic_waits import STARTING_SPARK
 from streamer.errors.error_classes import (
     SlotMissingError,
     SourceConnectionError,
@@ -141,7 +141,7 @@ def test_the_page_counts_rejected_changes_of_ready_tables() -> None:
 
 def test_a_table_that_waits_for_a_lock_is_not_ready() -> None:
     waits = replace(table("a"), wait=TableWait("a lock"))
-    turn = replace(table("b"), wait=TableWait("its turn", is_turn=True))
+    turn = replace(table("b"), wait=TableWait("its turn", is_automatic=True))
     status = source("eu", "streaming", waits, turn)
     assert "2 tables: 1 ready, 1 waiting" in shown([status])[0]
     assert summary_of_page([status.to_json()]) == "1 source streams, 1 table ready, 1 table waiting"

@@ -23,9 +23,9 @@ EUC_JP = TextConversion(
 def test_text_of_one_and_of_several_bytes() -> None:
     assert WIN1252.convert(b"caf\xe9 \x80") == "caf\u00e9 \u20ac".encode()
     assert EUC_JP.convert(b"a\xa4\xa2\x8e\xb1\x8f\xb0\xa1b") == "a\u3042\uff71\u4e02b".encode()
-    assert EUC_JP.name(b"\xa4\xa2") == "\u3042"
+    assert EUC_JP.convert_name(b"\xa4\xa2") == "\u3042"
     with pytest.raises(ProtocolError):
-        WIN1252.name(b"\x81")
+        WIN1252.convert_name(b"\x81")
 
 
 @pytest.mark.parametrize("conversion", [WIN1252, EUC_JP], ids=["one", "several"])

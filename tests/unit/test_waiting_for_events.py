@@ -8,7 +8,7 @@ from unittest import mock
 from streamer.apply.lanes.lane import Lane, LaneOwner, until_idle
 from streamer.runtime.tables.relations import until_applied
 from streamer.util.lsn import Lsn
-from streamer.util.waiting import wait_for_event, wait_unless_idle
+from streamer.util.waiting import wait_for_event, wait_while_idle
 
 
 async def test_a_wait_ends_when_the_event_is_set_or_the_time_is_over() -> None:
@@ -43,8 +43,8 @@ async def test_an_idle_object_is_checked_and_wakes_no_task() -> None:
         checks.append(idle[len(checks)])
         return checks[-1]
 
-    assert not await asyncio.wait_for(wait_unless_idle(event, 0.001, is_idle), 60)
+    assert not await asyncio.wait_for(wait_while_idle(event, 0.001, is_idle), 60)
     assert checks == idle
     event.set()
-    assert await asyncio.wait_for(wait_unless_idle(event, 60, is_idle), 60)
+    assert await asyncio.wait_for(wait_while_idle(event, 60, is_idle), 60)
     assert checks == idle, "the end of the wait ends the checks, too"

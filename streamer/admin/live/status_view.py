@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from streamer.admin.live.effects_of_target import causes_of, state_of_source
 from streamer.admin.live.table_activity import TableActivity
-from streamer.copy.turn_waits import STARTING_SPARK
+from streamer.copy.automatic_waits import STARTING_SPARK
 from streamer.errors.error_classes import MappingError
 from streamer.errors.error_reports import ErrorReport, error_fields
 from streamer.mapping.relation_names import parse_name, parse_relation

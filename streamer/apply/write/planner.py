@@ -20,7 +20,7 @@ from streamer.apply.rows.change_as_json import Definition
 from streamer.apply.rows.check_expressions import confirm_expressions
 from streamer.apply.rows.hashed_columns import check_input_types
 from streamer.apply.rows.make_plan import judge_added, make_plan, missing_columns, missing_error
-from streamer.apply.rows.refuse_same_rows import refuse_same_rows
+from streamer.apply.rows.refuse_shared_rows import refuse_shared_rows
 from streamer.bookkeeping.deferred_indexes import has_deferred
 from streamer.bookkeeping.relation_columns import read_source_columns, store_source_columns
 from streamer.bookkeeping.relation_definitions import read_definition
@@ -324,7 +324,7 @@ class Planner:
             async with self._target(mapped.source.fence) as connection:
                 await confirm_expressions(connection, plan, facts.types)
         async with self._target(mapped.source.fence) as connection:
-            await refuse_same_rows(connection, plan, _label(mapped))
+            await refuse_shared_rows(connection, plan, _label(mapped))
         await self._check_actions(mapped, plan)
         if not plan.key_is_indexed:
             async with self._target(mapped.source.fence) as connection:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from streamer.commands.check.findings import CheckReport, Finding, one_line
-from streamer.postgres.conninfo import SERVER_PARAMETERS, join_parameters, place_of
+from streamer.postgres.conninfo import SERVER_PARAMETERS, database_parameters, join_parameters
 from streamer.postgres.quoting import without_line_breaks
 
 _HEAD: Final = """\
@@ -24,7 +24,7 @@ def sql_file(report: CheckReport) -> str:
         if (fix := finding.fix) is not None and fix.sql and fix.at in ("source", "target"):
             place = finding.place.source if fix.at == "source" else None
             by_place.setdefault(place, []).append(finding)
-    databases = {place: place_of(report.urls[place].reveal()) for place in by_place}
+    databases = {place: database_parameters(report.urls[place].reveal()) for place in by_place}
     servers = {tuple(d.get(name) for name in SERVER_PARAMETERS) for d in databases.values()}
     sections: dict[str, list[Finding]] = {}
     for place, findings in by_place.items():

@@ -82,8 +82,8 @@ def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Find
     for finding in checked:
         if any(_has_statements(problem, finding) for problem in problems):
             continue
-        alike = [p for p, told in reported.items() if told.place == finding.place]
-        if finding.code is not None and finding.code in {problem.code for problem in alike}:
+        at_place = [p for p, shown in reported.items() if shown.place == finding.place]
+        if finding.code is not None and finding.code in {problem.code for problem in at_place}:
             continue
         new.append(finding)
     worst = list(Severity)

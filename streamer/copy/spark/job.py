@@ -3,10 +3,11 @@
 There are two ways to start the process. ``streamer run`` starts ``python -m streamer.copy.spark.job
 --serve`` and writes lines ``run FILE`` and ``cancel FILE`` to its standard input. The driver stays
 warm between jobs. The process ends when standard input is closed, so the process never outlives
-streamer. By hand, or with spark-submit on a cluster: ``job.py --job FILE``.
+streamer. An operator, or spark-submit on a cluster, starts ``job.py --job FILE``.
 
-A job file names a ``program``, a module of `PROGRAMS` with ``run(context, job, ends)``. This module
-imports little: it imports a program with the first job that needs the program.
+A job file names a ``program``, a module of `PROGRAMS` with ``run(context, job, ends)``, and has the
+connection strings of both databases in ``ends``. This module imports a program only for the first
+job of that program, so that the process starts fast.
 
 Executors on remote machines need Python with psycopg, and a connection to both databases; the
 driver ships the few modules that a task runs. A job file has mode 0600. In local mode a task reads
@@ -116,7 +117,7 @@ def prepare_cluster(context: "SparkContext", *, allow_insecure: bool) -> None:
     """
     if is_local(context.master):
         return
-    # Read Spark's effective settings, because no file of this machine surely shows them.
+    # Read the effective settings: no file of this machine is certain to contain all settings.
     weaknesses = find_weaknesses(dict(context.getConf().getAll()))
     if weaknesses and allow_insecure:
         emit("insecure", weaknesses=weaknesses)
@@ -214,22 +215,22 @@ def _report_starving(context: "SparkContext") -> None:
     workers.
     """
     tracker = context.statusTracker()
-    hungry_since: float | None = None
+    waiting_since: float | None = None
     is_reported = False
     while True:
         time.sleep(STARVING_SECONDS / 4)
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         if not stages or any(stage is None or stage.numActiveTasks for stage in stages):
-            hungry_since = None
+            waiting_since = None
             if is_reported:
-                emit("fed")
+                emit("starving_ended")
                 is_reported = False
-        elif hungry_since is None:
-            hungry_since = time.monotonic()
-        elif time.monotonic() - hungry_since >= STARVING_SECONDS:
+        elif waiting_since is None:
+            waiting_since = time.monotonic()
+        elif time.monotonic() - waiting_since >= STARVING_SECONDS:
             emit("starving")
             is_reported = True
-            hungry_since = None
+            waiting_since = None
 
 
 def _cancel(context: "SparkContext", path: str, running: threading.Thread) -> None:

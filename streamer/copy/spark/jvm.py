@@ -25,7 +25,7 @@ from streamer.util.owned_directory import OwnedDirectory
 
 _MAIN: Final = "org.apache.spark.deploy.SparkSubmit"
 _LAUNCHER_SECONDS: Final = 30.0
-_LOOK_SECONDS: Final = 0.005
+_POLL_SECONDS: Final = 0.005
 _WITHOUT_INTERRUPTS: Final = ("/bin/sh", "-c", 'trap "" INT; exec "$0" "$@"')
 """Leaves Ctrl-C to the driver, which ends the JVM."""
 _INFO_VARIABLE: Final = "_PYSPARK_DRIVER_CONN_INFO_PATH"
@@ -65,7 +65,7 @@ class StartedJvm:
         while not self.info.exists():
             if self.process.poll() is not None:
                 return False
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return True
 
 

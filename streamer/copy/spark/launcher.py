@@ -290,7 +290,7 @@ class SparkLauncher:
             case "ready":
                 self._is_ready = True
                 self._lacks_archive = bool(event.get("lacks_archive"))
-            case "fed":
+            case "starving_ended":
                 self.is_starving = False
             case "ended":
                 self._last_error = event["error"]

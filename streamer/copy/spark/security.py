@@ -3,7 +3,8 @@
 A Spark driver listens on ports from which executors fetch tasks. Without `spark.authenticate` the
 driver gives tasks to every client that can reach these ports, and a task on a cluster holds
 connection strings. So a local driver listens on the loopback interface only and authenticates
-clients. A driver of a cluster sends a job only if Spark authenticates and encrypts.
+clients. A driver of a cluster sends a job only if Spark authenticates and encrypts, or if
+`allow_insecure_spark` is set.
 """
 
 import re
@@ -21,7 +22,7 @@ LOCAL_SETTINGS: Final = {
     # A comparison writes rows to Spark's disks.
     "spark.io.encryption.enabled": "true",
 }
-"""A local driver always has these; the user's `spark_settings` cannot change them."""
+"""Settings of every local driver; `spark_settings` cannot override these settings."""
 
 LOCAL_ENVIRONMENT: Final = {
     # The address of the UI, if `spark_settings` enable the UI. A fixed address also avoids the name
@@ -94,7 +95,7 @@ _PASSWORDS: Final = frozenset({"PGPASSWORD"})
 
 
 def choose_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the Spark process: only variables that Java, Spark or libpq read.
+    """Return the variables of *environment* that the Spark process needs.
 
     Variables of this process may hold passwords that Spark does not need. A job file contains the
     passwords of the job's two databases.

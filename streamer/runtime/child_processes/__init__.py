@@ -1,1 +1,1 @@
-"""``processes: N``: one command starts several replicas of itself, and they share one port."""
+"""``processes: N``: one command starts several replicas of itself, which share one port."""

@@ -1,8 +1,8 @@
 """Decisions of the parent about a process that ended. Pure.
 
-A process that was killed or ended unexpectedly starts again after a back-off. An exit with the code
-of a StreamerError is a *verdict*. A wrong configuration ends all processes at once. Verdicts of a
-different kind end all processes after a few exits of a process in a row.
+A process that was killed or ended unexpectedly starts again after a back-off. A wrong configuration
+ends all processes at once. Any other StreamerError ends all processes if a process exits with a
+StreamerError a few times in a row.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ FIRST_SECONDS: Final = 0.5
 SECONDS_MAX: Final = 30.0
 LASTING_SECONDS: Final = 60.0
 """A process that ran this long had started successfully, so its exit starts the back-off again."""
-VERDICTS: Final = range(1, 5)
-"""Exit codes that a StreamerError gives."""
+ERROR_CODES: Final = range(1, 5)
+"""The exit codes of StreamerErrors."""
 WRONG_CONFIGURATION: Final = 2
-VERDICTS_MAX: Final = 3
+ERROR_EXITS_MAX: Final = 3
 """After this many consecutive exits of a process with a StreamerError, all processes end."""
 
 
@@ -23,8 +23,8 @@ class Restarts:
     """The restarts of one process."""
 
     def __init__(self) -> None:
-        self._ends = 0
-        self._verdicts = 0
+        self._exits = 0
+        self._error_exits = 0
 
     def next_seconds(self, code: int, lived_seconds: float) -> float | None:
         """Return the delay before the next start; None if all processes must end.
@@ -32,15 +32,15 @@ class Restarts:
         *code*: negative for a signal, as `asyncio.subprocess.Process.returncode` has it.
         """
         if lived_seconds >= LASTING_SECONDS:
-            self._ends = self._verdicts = 0
-        self._ends += 1
-        if code not in VERDICTS:
-            self._verdicts = 0
+            self._exits = self._error_exits = 0
+        self._exits += 1
+        if code not in ERROR_CODES:
+            self._error_exits = 0
         else:
-            self._verdicts += 1
-            if code == WRONG_CONFIGURATION or self._verdicts >= VERDICTS_MAX:
+            self._error_exits += 1
+            if code == WRONG_CONFIGURATION or self._error_exits >= ERROR_EXITS_MAX:
                 return None
-        doublings = min(self._ends - 1, 10)
+        doublings = min(self._exits - 1, 10)
         return min(FIRST_SECONDS * 2.0**doublings, SECONDS_MAX)
 
 

@@ -51,7 +51,7 @@ class MissedScripts:
         self._bookkeeping = bookkeeping
         self._source_id = source_id
 
-    async def find_forked(self, acknowledged_lsn: Lsn, branch: Branch) -> None:
+    async def record_forked(self, acknowledged_lsn: Lsn, branch: Branch) -> None:
         """Record the scripts whose transactions a failover lost, once the target contains all
         changes from before the fork. *branch*: the history of the source.
         """
@@ -66,7 +66,7 @@ class MissedScripts:
         await self._set_missed(past, OTHER_HISTORY)
         await self._set_missed(lost, LOST_AT_SOURCE)
 
-    async def find_missed(self, snapshot: ExportedSnapshot) -> None:
+    async def record_left_out(self, snapshot: ExportedSnapshot) -> None:
         """Record the scripts that a new slot leaves out, before the slot's position is stored.
 
         If the attempt dies before that, the next attempt creates the slot again.
@@ -75,7 +75,7 @@ class MissedScripts:
         origin = self._server.system_identifier, self._server.timeline
         foreign = [script.id for script in awaited if is_of_another_server(script, *origin)]
         await self._set_missed(foreign, OTHER_HISTORY)
-        # A transaction number of another server means no transaction of this snapshot.
+        # This snapshot has no transaction with a number of another server.
         by_xid = {script.source_xid: script.id for script in awaited if script.id not in foreign}
         if by_xid:
             xids = [xid for xid in by_xid if xid is not None]
@@ -83,7 +83,7 @@ class MissedScripts:
             await self._set_missed([by_xid[xid] for xid in seen], LEFT_OUT)
 
     async def refuse(self) -> None:
-        """Raise ScriptError while the target lacks a script that no stream will carry."""
+        """Raise ScriptError while a script has the state `MISSED`."""
         for record in await read_scripts(self._bookkeeping, self._source_id):
             if record.state is ScriptState.MISSED:
                 source = self._source
@@ -101,8 +101,7 @@ class MissedScripts:
 def is_of_another_server(record: ScriptRecord, system_identifier: str, timeline: int) -> bool:
     """Return whether a script ran on a different server or timeline than a new slot.
 
-    The slot leaves the script out in any case: the transaction is older than the slot, or lost.
-    Pure.
+    Such a slot omits the script: the transaction is older than the slot, or lost. Pure.
     """
     if record.system_identifier is None:
         return False

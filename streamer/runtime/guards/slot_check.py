@@ -189,7 +189,7 @@ class SlotCheck:
 
         Raises an error that names the tables to resync.
         """
-        await self._scripts.find_forked(self._record.acknowledged_lsn, self._branch)
+        await self._scripts.record_forked(self._record.acknowledged_lsn, self._branch)
         await self._scripts.refuse()
         name, record, synced = self._source.slot, self._record, self._synced()
         slot = await read_slot(plain, name)
@@ -357,7 +357,7 @@ class SlotCheck:
         )
         failpoint("sync.slot_created")
         try:
-            await self._scripts.find_missed(snapshot)
+            await self._scripts.record_left_out(snapshot)
             await self._store_identity()
             await reset_acknowledged(
                 self._bookkeeping, self._record.source_id, snapshot.consistent_point

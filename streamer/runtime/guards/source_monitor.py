@@ -27,7 +27,7 @@ from streamer.source.slot_and_publications.standbys import find_standby_wait
 log = structlog.get_logger()
 
 GUARD_SECONDS: Final = 2.0
-PAUSE_TIMES: Final = 20
+PAUSE_FACTOR: Final = 20
 """The minimum pause after a check, as a multiple of the duration of the check."""
 _TIMEOUTS_SQL: Final = "set lock_timeout = '3s'; set statement_timeout = '60s'"
 
@@ -78,7 +78,7 @@ class SourceMonitor:
                 with translating(source.label):
                     names = [mapped.mapping.source for mapped in relations]
                     seen = await read_guard_facts(plain, source, names, self._server.version)
-                    took = time.monotonic() - began  # without later changes at the source
+                    took = time.monotonic() - began  # omits the changes at the source below
                     self._check_slot(seen)
                     relations.clock.measured(seen.clock_seconds, began, time.monotonic())
                     self._tables.lag.record_end(seen.flush_lsn, began)
@@ -91,7 +91,7 @@ class SourceMonitor:
                     await cases.delete_dropped(plain)
                 on_check()
                 seconds = GUARD_SECONDS if cases.are_open else self._tables.pause(GUARD_SECONDS)
-                await asyncio.sleep(max(seconds, PAUSE_TIMES * took))
+                await asyncio.sleep(max(seconds, PAUSE_FACTOR * took))
 
     def _check_slot(self, seen: GuardFacts) -> None:
         self._health.wal_end_lsn = max(self._health.wal_end_lsn, seen.flush_lsn)
@@ -100,18 +100,18 @@ class SourceMonitor:
         self.report_slot(seen.slot)
 
     async def _show_condition(self, plain: Connection) -> None:
-        """Show that the source holds changes back until its standbys have them, or that the rules
-        cannot map a new table.
+        """Show that the source holds changes back until its standbys have them, or that a new table
+        cannot join.
         """
-        source, waits = self._tables.source, None
+        source, standby_wait = self._tables.source, None
         if self._tables.lag.is_stalled(time.monotonic()):
-            waits = await find_standby_wait(plain, source)
-        error = waits or self._tables.refused or self._tables.clash
+            standby_wait = await find_standby_wait(plain, source)
+        error = standby_wait or self._tables.refused or self._tables.clash
         report = None if error is None else ErrorReport.of(error)
         if report == self._condition:
             return
         self._condition = report
-        state = "streaming" if waits is None else "waiting"
+        state = "streaming" if standby_wait is None else "waiting"
         self._health.state, self._health.error = state, report
         if error is not None:
             log.warning(str(error), source=source.label, **error.log_fields)

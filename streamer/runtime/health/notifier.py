@@ -28,10 +28,10 @@ from streamer.report.problem_notices import (
     Key,
     Notice,
     NotifiedProblem,
-    after,
     find_notices,
     message,
     message_id,
+    notified_after,
 )
 from streamer.report.problems import Problem, ProblemKind, Severity
 from streamer.runtime.target_health import TargetHealth
@@ -118,7 +118,7 @@ class Notifier:
             content = {"target": self._target.name, **message(batch)}
             await webhook.send(message_id(batch), content)
             self._metrics.notifications.labels("sent").inc()
-            self._notified = after(self._notified, batch)
+            self._notified = notified_after(self._notified, batch)
             self._unstored |= {notice.state.key for notice in batch}
             await self._store(bookkeeping)
 
@@ -157,8 +157,8 @@ class Notifier:
 
     async def _write(self, bookkeeping: Bookkeeping) -> None:
         """Store the notices of `_unstored`. Raises TargetError."""
-        told = [self._notified[key] for key in self._unstored if key in self._notified]
+        notified = [self._notified[key] for key in self._unstored if key in self._notified]
         async with bookkeeping.transaction() as transaction:
-            await store_notified(transaction, told)
+            await store_notified(transaction, notified)
             await delete_notified(transaction, self._unstored - self._notified.keys())
         self._unstored.clear()

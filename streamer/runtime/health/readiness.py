@@ -34,9 +34,9 @@ def source_facts(
     *,
     backlog: ReportedBacklog | None = None,
     stored: StoredFacts | None = None,
-    **late: Any,
+    **lag: Any,
 ) -> ReportedSource:
-    """Return the facts of a source. *condition*: the state and error of the source; *late*: the
+    """Return the facts of a source. *condition*: the state and error of the source; *lag*: the
     fields of `ReportedSource` about the lag.
     """
     state, error = condition
@@ -49,7 +49,7 @@ def source_facts(
         error,
         waiting_for=health.waiting_for,
         backlog=backlog or ReportedBacklog(),
-        **late,
+        **lag,
         tables=tuple(_table(table, str(tables[table]), health, stored) for table in tables),
         sequences=tuple(stored.sequences),
     )

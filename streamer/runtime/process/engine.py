@@ -230,7 +230,7 @@ class Engine:
         while not self._stopping.is_set():
             try:
                 await migrate(bookkeeping)
-                await self._guards.installation.learn(await read_installation(bookkeeping))
+                await self._guards.installation.store(await read_installation(bookkeeping))
                 return
             except StreamerError as exc:
                 if exc.retry is not Retry.TIMED:
@@ -256,7 +256,7 @@ class Engine:
             tasks.start("launcher", services.launcher.run)
             self._start_target_work(tasks, services)
             if self._stop_lsn is None:
-                sources.share(self._make_replica(services), tasks)
+                sources.follow(self._make_replica(services), tasks)
             self._mapping.begin(sources)
             tasks.start("new tables", self._mapping.join_tables)
             verifying = tasks.start(

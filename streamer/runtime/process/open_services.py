@@ -30,7 +30,7 @@ from streamer.target.connection import TargetAddress
 from streamer.target.session_counts import hot_worker_count
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
-KEPT_SECONDS: Final = 2.0
+IDLE_SECONDS: Final = 2.0
 """How long a source connection stays open for the next step of a start."""
 
 
@@ -58,7 +58,7 @@ async def opened_services(
         opened.callback(spools.close)
         bookkeeping = Bookkeeping(address)
         opened.push_async_callback(bookkeeping.close)
-        sources = IdleConnections(KEPT_SECONDS)
+        sources = IdleConnections(IDLE_SECONDS)
         opened.push_async_callback(sources.close)
         planner = _make_planner(address, SourceQueries(find_source, sources))
         opened.push_async_callback(planner.close)

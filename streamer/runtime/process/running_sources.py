@@ -54,7 +54,7 @@ class RunningSources:
         """The replica that this process is; None if the process runs all sources up to a point."""
         self._replicating: asyncio.Task[None] | None = None
 
-    def share(self, replica: Replica, tasks: EnduringTasks) -> None:
+    def follow(self, replica: Replica, tasks: EnduringTasks) -> None:
         """Leave the choice of the sources to *replica*."""
         self._replica = replica
         self._replicating = tasks.start("replica", replica.run)

@@ -6,8 +6,8 @@ replicas see the fingerprint of the revision, and read their own configuration a
 holds no mapping.
 
 A replica without the newest mapping takes no source. Its file may be older, and lack tables that
-the fleet streams. The start time of a process proves nothing: a process that starts late may have
-the oldest file. So its mapping becomes the newest only if an operator confirms the mapping
+the fleet streams. A late start does not make a mapping new: a process that starts late may have the
+oldest file. So its mapping becomes the newest only if an operator confirms the mapping
 (SIGHUP), or if no replica runs the newest mapping any more.
 
 The new file may reach a machine late, so a replica reads its file again at growing intervals.
@@ -26,10 +26,10 @@ from streamer.mapping.rules import Mapping
 log = structlog.get_logger()
 
 FIRST_SECONDS: Final = 2.0
-MOST_SECONDS: Final = 60.0
+SECONDS_MAX: Final = 60.0
 JOIN_SECONDS: Final = 3.0
-"""A replica that joins waits this long before it takes sources or sets the mapping. In the same
-outage, replicas may have lost their sessions.
+"""A replica that joins waits this long before it takes sources or sets the mapping. After an outage
+of the target, running replicas need this time to renew their sessions.
 """
 DIFFERS: Final = (
     "this replica has a different mapping than the running replicas, so it runs no source"
@@ -55,8 +55,10 @@ def find_users(
 
 
 class MappingFollower:
-    """See the module. *read_mapping* returns the whole mapping that this process has; *reload*
-    begins to read the configuration again, as SIGHUP does. *is_dead*: see `find_users`.
+    """Decides whether this process runs its mapping, waits, or reads its configuration again.
+
+    *read_mapping* returns the mapping of this process. *reload* begins to read the configuration
+    again, as SIGHUP does. *is_dead*: see `find_users`.
     """
 
     def __init__(
@@ -145,5 +147,5 @@ class MappingFollower:
                 "the replicas run a different mapping: reading the configuration", run_by=names
             )
         self._next_at = now + self._seconds
-        self._seconds = min(2 * self._seconds, MOST_SECONDS)
+        self._seconds = min(2 * self._seconds, SECONDS_MAX)
         self._reload()

@@ -119,7 +119,7 @@ def make_plan(members: Sequence[Peer], owners: Owners, refused: Refusals = ()) -
             and (member.number, label) not in refused
         ]
         if able:
-            taker = min(able, key=lambda each: (loads[each.number], each.number))
+            taker = min(able, key=lambda member: (loads[member.number], member.number))
             takers[label] = taker.number
             loads[taker.number] += 1
     movable = {
@@ -144,7 +144,7 @@ def _find_move(
     movable: dict[int, list[str]],
     refused: Refusals,
 ) -> tuple[Peer, Peer, str] | None:
-    by_load = sorted(members, key=lambda each: (loads[each.number], each.number))
+    by_load = sorted(members, key=lambda member: (loads[member.number], member.number))
     for giver in reversed(by_load):
         for taker in by_load:
             if loads[taker.number] + 1 >= loads[giver.number]:

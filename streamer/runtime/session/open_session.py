@@ -44,7 +44,7 @@ PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 async def open_session(attempt: Attempt, tables: TableEvents) -> Session:
-    """Open the session of *attempt*; *tables* takes its relations. Raises StreamerError."""
+    """Open the session of *attempt*; *tables* gets its relations. Raises StreamerError."""
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(tables.close)
         session = await _Opening(attempt, tables, opened).open()
@@ -129,7 +129,7 @@ class _Opening:
         """Return the monitor, which then owns *replication*; at a primary, close *replication*.
 
         Raises SourceConnectionError if the timeline changed meanwhile. In that case the slot
-        may be past the fork, so no table may become in sync at its position.
+        may be past the fork, so no table may switch to streaming at its position.
         """
         if not server.in_recovery:
             await replication.close()

@@ -423,7 +423,7 @@ class Pipeline:
     async def change(self, source: SourceMapping, clashes: Clashes) -> bool:
         """Apply changed rules except to *clashes*; return False if the rules need a new attempt.
 
-        Raises StreamerError, in which case no rule has changed.
+        Raises StreamerError. If the source refuses the change, no rule has changed.
         """
         return self._session is not None and await change_rules(self._session, source, clashes)
 

@@ -31,7 +31,7 @@ async def change_rules(session: Session, source: SourceMapping, clashes: Clashes
     attempt.
 
     A table that is missing or cannot be published stops, and the remaining tables continue, as at a
-    start. Raises StreamerError, in which case no rule has changed.
+    start. Raises StreamerError. If the source refuses the change, no rule has changed.
     """
     relations, publishing = session.relations, session.registrar.publishing
     bookkeeping = session.services.bookkeeping
@@ -123,8 +123,9 @@ def _stays(
 ) -> bool:
     """Whether *mapped* stays under *mapping* without a copy of all its rows."""
     relation = definitions.get(mapped.mapping.source)
-    alone = mapping is not None and relation is not None and can_backfill(mapping, relation)
-    return mapped.can_backfill_to(mapping, relation.column_names if relation and alone else None)
+    can_fill = mapping is not None and relation is not None and can_backfill(mapping, relation)
+    columns = relation.column_names if relation and can_fill else None
+    return mapped.can_backfill_to(mapping, columns)
 
 
 def _recomputed(
@@ -157,20 +158,20 @@ def _may_change(
         or any(is_copied(mapped) for mapped in changed)
         or any(
             mapped.mapping.source in mappings
-            and _needs_its_changes(mapped.mapping, mappings[mapped.mapping.source])
+            and _needs_held_changes(mapped.mapping, mappings[mapped.mapping.source])
             for mapped in removed
         )
     )
 
 
-def _needs_its_changes(now: RelationMapping, mapping: RelationMapping) -> bool:
+def _needs_held_changes(now: RelationMapping, mapping: RelationMapping) -> bool:
     """Whether the lane of a relation holds changes that no copy replaces."""
     has_history = mapping.rule.keeps_history and mapping.type is now.type
     return mapping.rule.initial is Initial.NONE or has_history
 
 
 def _is_alike(former: RelationMapping, new: RelationMapping | None) -> bool:
-    """Whether two mappings differ only in the order of copies."""
+    """Whether two mappings are equal, or differ only in the order of copies."""
     if new is None:
         return False
     return former == replace(new, rule=replace(new.rule, priority=former.rule.priority))

@@ -15,7 +15,7 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.cutovers import is_cutting_over
 from streamer.bookkeeping.followed_sequences import SequenceRecord, store_sequences
 from streamer.errors.error_classes import (
-    RIGHT_LOST,
+    SOURCE_LOCK_LOST,
     SourceContentionError,
     StreamerError,
     TargetConnectionError,
@@ -70,7 +70,7 @@ class SequenceFollower:
                     sequences = await read_sequences(plain)
                 if not await is_cutting_over(self._bookkeeping, self._source_id):
                     await self._store(await self._follow(sequences))
-            except RIGHT_LOST:
+            except SOURCE_LOCK_LOST:
                 raise
             except (SourceContentionError, TargetError) as exc:
                 log.debug(

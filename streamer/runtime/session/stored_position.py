@@ -40,9 +40,9 @@ Each position is a commit at the target with a flush of its WAL. Workers commit 
 """
 
 REQUEST_SECONDS: Final = 1.5
-"""How long a request for positions holds; a client that waits repeats the request every second.
+"""How long a request for positions is valid; a client that waits repeats the request every second.
 
-The awaited position may come after several positions, and only with the next keepalive.
+Several positions may precede the awaited position, which may need the next keepalive.
 """
 
 
@@ -80,7 +80,7 @@ class StoredPosition:
         self._heartbeat = heartbeat
         self._due = due
         self._alarm: asyncio.TimerHandle | None = None
-        """Sets the event later; None while the position does not move."""
+        """The timer that sets *due* later; None without such a timer."""
         self._acknowledged_lsn = record.acknowledged_lsn
         """The position in the bookkeeping, which is certain: a lost answer ends the attempt."""
         self._visible_at: float | None = None
@@ -152,5 +152,6 @@ class StoredPosition:
         if flush_lsn <= self.stored_lsn and visible_at == self._visible_at:
             return False
         is_due = time.monotonic() - self.stored_at >= STORE_SECONDS
-        is_asked = time.monotonic() < self._urgent_until
-        return self.is_requested or is_asked or is_due or flush_lsn - self.stored_lsn >= SMALL_BYTES
+        is_urgent = time.monotonic() < self._urgent_until
+        is_far = flush_lsn - self.stored_lsn >= SMALL_BYTES
+        return self.is_requested or is_urgent or is_due or is_far

@@ -15,13 +15,13 @@ from streamer.bookkeeping.positions import set_visible
 from streamer.bookkeeping.relation_states import set_lags
 from streamer.bookkeeping.sources import set_heartbeat_overdue
 from streamer.control.progress_tracker import ProgressTracker
-from streamer.errors.error_classes import RIGHT_LOST, TargetError
+from streamer.errors.error_classes import SOURCE_LOCK_LOST, TargetError
 from streamer.report.problem_facts import DRAINER_QUEUE
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.session.session import Session
 from streamer.runtime.tables.relations import Relations
 from streamer.util.lsn import Lsn
-from streamer.util.waiting import wait_unless_idle
+from streamer.util.waiting import wait_while_idle
 
 if TYPE_CHECKING:
     from streamer.errors.error_reports import TableWait
@@ -48,12 +48,12 @@ async def report_status(session: Session, heartbeat: Heartbeat) -> None:
                 services.bookkeeping, visible
             )  # the first write clears the positions of an earlier attempt
             await report.write()
-        except RIGHT_LOST:
+        except SOURCE_LOCK_LOST:
             raise
         except TargetError as exc:  # the next round writes the values: a stream need not stop
             services.metrics.count_error(exc, source.database, source.sid)
         visible = {}
-        if await wait_unless_idle(requested, REPORT_SECONDS, report.is_idle):
+        if await wait_while_idle(requested, REPORT_SECONDS, report.is_idle):
             requested.clear()
             visible = _visible(relations, session.tracker)
 

@@ -47,10 +47,10 @@ class Lag:
         if len(self._wal_ends) == ENDS_MAX:
             self._wal_ends = deque(list(self._wal_ends)[::2])
         self._wal_ends.append((lsn, moment))
-        self._pass_applied()
+        self._drop_delivered()
 
     def is_stalled(self, now: float) -> bool:
-        """Whether the stream is far behind the WAL that the source had some seconds ago."""
+        """Whether WAL of the source has been undelivered for more than `STALLED_SECONDS`."""
         since = self.undelivered_since
         return since is not None and now - since > STALLED_SECONDS
 
@@ -62,20 +62,20 @@ class Lag:
         if moment is not None:
             self._delivered_at = max(moment, self._delivered_at or moment)
 
-    def _pass_applied(self) -> None:
+    def _drop_delivered(self) -> None:
         while self._wal_ends and self._wal_ends[0][0] <= self.tracker.newest_lsn:
             self._delivered(self._wal_ends.popleft()[1])
 
     @property
     def undelivered_since(self) -> float | None:
         """The time since which the source has undelivered WAL; None without such WAL."""
-        self._pass_applied()
+        self._drop_delivered()
         return self._wal_ends[0][1] if self._wal_ends else None
 
     @property
     def visible_at(self) -> float | None:
         """Commits at the source before this moment are visible; None if unknown."""
-        self._pass_applied()
+        self._drop_delivered()
         oldest = self.tracker.oldest_time
         return self._delivered_at if oldest is None else self._clock.moment_of(oldest)
 

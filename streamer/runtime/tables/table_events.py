@@ -31,7 +31,7 @@ from streamer.control.table_state import Need, State, TableState
 from streamer.copy.shared_copies import advise_resync, name_tables
 from streamer.decode.pgoutput import to_datetime
 from streamer.errors.error_classes import (
-    RIGHT_LOST,
+    SOURCE_LOCK_LOST,
     ConflictError,
     MappingError,
     MassDeleteError,
@@ -317,7 +317,7 @@ class TableEvents:
             try:
                 await store()
                 return
-            except RIGHT_LOST as exc:
+            except SOURCE_LOCK_LOST as exc:
                 self.source_failed(exc)
                 return
             except TargetError as exc:

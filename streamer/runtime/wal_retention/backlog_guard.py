@@ -28,13 +28,13 @@ from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.wal_retention.backlog_level import Backlog, Level
 from streamer.runtime.wal_retention.journaling import Journaling
 from streamer.source.connection import Connection, connection
-from streamer.source.slot_and_publications.retained_wal import Retained, read_retained
+from streamer.source.slot_and_publications.retained_wal import RetainedWal, read_retained
 from streamer.source.slot_and_publications.slot import drop_slot
 from streamer.util.backoff import Backoff
 from streamer.util.containment import enduring
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import Lsn
-from streamer.util.waiting import wait_for_event, wait_unless_idle
+from streamer.util.waiting import wait_for_event, wait_while_idle
 
 if TYPE_CHECKING:
     from streamer.runtime.services import Health
@@ -182,7 +182,7 @@ class BacklogGuard:
             self._changed.clear()
             if not self._is_needed:
                 self.backlog = None
-                await wait_unless_idle(self._changed, MEASURE_SECONDS, lambda: not self._is_needed)
+                await wait_while_idle(self._changed, MEASURE_SECONDS, lambda: not self._is_needed)
                 continue
             try:
                 async with connection(self.source) as plain:
@@ -198,12 +198,12 @@ class BacklogGuard:
     async def _pause(self, seconds: float) -> None:
         await wait_for_event(self._changed, seconds)
 
-    async def _judge(self, plain: Connection, retained: Retained | None) -> None:
+    async def _judge(self, plain: Connection, retained: RetainedWal | None) -> None:
         former = self.backlog.state if self.backlog is not None else Level.OK
         self.backlog = backlog = Backlog.measured(
             self.source, retained, self.journaling.size_bytes, former
         )
-        self._is_limited = retained is not None and retained.kept_bytes is not None
+        self._is_limited = retained is not None and retained.keep_size_bytes is not None
         size, limit, level = backlog.retained_bytes, backlog.limit_bytes, backlog.state
         if level is not former:
             tell = log.info if level is Level.OK else log.warning
@@ -227,7 +227,7 @@ class BacklogGuard:
 
     # ---- at the limit --------------------------------------------------------------------------
 
-    def _may_take_over(self, retained: Retained) -> bool:
+    def _may_take_over(self, retained: RetainedWal) -> bool:
         if self.runner is not None and self.runner.is_streaming:
             return True
         is_idle = not retained.is_active and not self._was_active
@@ -251,7 +251,7 @@ class BacklogGuard:
         self.obstacle = None
         return True
 
-    async def _act(self, plain: Connection, retained: Retained, limit: int) -> None:
+    async def _act(self, plain: Connection, retained: RetainedWal, limit: int) -> None:
         policy = self.source.on_max_retained_wal
         if policy is OnMaxRetainedWal.WARN or not self._may_take_over(retained):
             return
@@ -285,7 +285,7 @@ class BacklogGuard:
         if self.runner is not None and not is_beside:
             self.runner.begin_anew()
 
-    async def _give_up(self, retained: Retained, limit: int) -> None:
+    async def _give_up(self, retained: RetainedWal, limit: int) -> None:
         """Drop the slot; the pipeline then finds the loss."""
         self.given_up = (
             f'streamer gave up replication slot "{self.source.slot}": the source kept '

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import SourceMapping
-from streamer.source.slot_and_publications.retained_wal import Retained
+from streamer.source.slot_and_publications.retained_wal import RetainedWal
 
 
 class Level(enum.StrEnum):
@@ -24,7 +24,7 @@ LIMIT_BYTES_MIN: Final = 1024 * 1024
 
 
 def level_of(ratio: float, former: Level = Level.OK) -> Level:
-    """Return the level for a share of the limit. Pure.
+    """Return the level for *ratio*, the part of the limit that is in use. Pure.
 
     A level ends a little below the ratio at which it begins, so that the level does not oscillate.
     """
@@ -36,16 +36,16 @@ def level_of(ratio: float, former: Level = Level.OK) -> Level:
     return Level.OK
 
 
-def limit_of(source: SourceMapping, retained: Retained | None) -> int | None:
+def limit_of(source: SourceMapping, retained: RetainedWal | None) -> int | None:
     """Return how much WAL *source* may retain until the policy acts; None: any amount. Pure.
 
     A journal begins before the server removes the WAL and so invalidates the slot.
     """
     limit = source.max_retained_wal_bytes
-    kept = None if retained is None else retained.kept_bytes
-    if kept is None or source.on_max_retained_wal is not OnMaxRetainedWal.SPOOL:
+    keep_size = None if retained is None else retained.keep_size_bytes
+    if keep_size is None or source.on_max_retained_wal is not OnMaxRetainedWal.SPOOL:
         return limit
-    half = max(kept // 2, LIMIT_BYTES_MIN)
+    half = max(keep_size // 2, LIMIT_BYTES_MIN)
     return half if limit is None else min(limit, half)
 
 
@@ -61,9 +61,12 @@ class Backlog:
 
     @classmethod
     def of(
-        cls, source: SourceMapping, retained: Retained | None, stored: dict[str, Any] | None
+        cls, source: SourceMapping, retained: RetainedWal | None, stored: dict[str, Any] | None
     ) -> "Backlog | None":
-        """Return the backlog by the new measurement *retained* and the earlier backlog *stored*."""
+        """Return the backlog from the new measurement *retained* and the earlier backlog *stored*.
+
+        None without a limit and a journal.
+        """
         spooled_bytes = 0 if stored is None else int(stored["spooled_bytes"])
         if limit_of(source, retained) is None and not spooled_bytes:
             return None
@@ -72,7 +75,7 @@ class Backlog:
 
     @classmethod
     def measured(
-        cls, source: SourceMapping, retained: Retained | None, spooled_bytes: int, former: Level
+        cls, source: SourceMapping, retained: RetainedWal | None, spooled_bytes: int, former: Level
     ) -> "Backlog":
         """Return the backlog of a source whose earlier level was *former*."""
         limit = limit_of(source, retained)

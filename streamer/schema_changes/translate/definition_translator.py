@@ -82,7 +82,7 @@ class Translation:
 
     @property
     def sql(self) -> list[str]:
-        """The statements to show: those in the stream, and those beside the stream."""
+        """The statements to show: first in the stream, then beside the stream."""
         planned = [] if self.objects is None else self.objects.planned
         return [*self.statements, *(plan.sql for plan in planned)]
 
@@ -151,7 +151,7 @@ class DefinitionTranslator:
         if name is not None and name in self._columns:
             result.fill(name, reason)
 
-    def backfill_made(self, change: ColumnChange, result: Translation) -> None:
+    def backfill_peer_change(self, change: ColumnChange, result: Translation) -> None:
         """Request a backfill after a change that a peer source has made for all sources.
 
         Later changes may have renamed the column at the target by now.
@@ -284,11 +284,11 @@ class DefinitionTranslator:
         is_older = present is not None and not present.is_generated
         if self._is_shared and (column.constant is not None or is_older):
             more = f" and {quote_identifier(name)} is not null" if column.constant is None else ""
-            updates = self._update_own(name, column.constant or "null", result)
+            updates = self._update_tenant_rows(name, column.constant or "null", result)
             statements += [update + more for update in updates]
         return statements
 
-    def _update_own(self, name: str, value: str, result: Translation) -> list[str]:
+    def _update_tenant_rows(self, name: str, value: str, result: Translation) -> list[str]:
         """Return the statement that gives a column a value in the rows of this tenant.
 
         Without a sid, no statement finds these rows, so a copy finds them by their keys.
@@ -312,8 +312,8 @@ class DefinitionTranslator:
             f"{present}; the source added it with type {column.type}"
         )
         if not self._is_for_all or name in self._target.primary_key:
-            is_others = self._is_shared and self._peers_have(name)
-            raise (SharedTargetError if is_others else TargetSchemaError)(message)
+            is_in_use = self._is_shared and self._peers_have(name)
+            raise (SharedTargetError if is_in_use else TargetSchemaError)(message)
         del self._columns[name]
         return [f"{self._alter} drop column {quote_identifier(name)}"]
 
@@ -432,7 +432,7 @@ class DefinitionTranslator:
         column = replace(after, type=old.type, collation=old.collation)
         statements = self._make_room(name, column)
         if not after.generated:
-            statements += self._update_own(name, quote_identifier(former), result)
+            statements += self._update_tenant_rows(name, quote_identifier(former), result)
         if not is_last:
             return [*statements, *self._drop_not_null(former)]
         del self._columns[former]
@@ -453,7 +453,9 @@ class DefinitionTranslator:
         """Record the columns and conditions that depend on a column with a new type."""
         self._fill_computed(column, f'column "{column.name}" got another type', result)
         condition = self._mapping.rule.filter
-        if condition is None or not (change.kind is DdlKind.CHANGE_TYPE or _is_sorted_anew(change)):
+        if condition is None or not (
+            change.kind is DdlKind.CHANGE_TYPE or _has_new_collation(change)
+        ):
             return
         if column.name in condition.names:
             reason = (
@@ -472,22 +474,24 @@ class DefinitionTranslator:
         was_alike = change.before is not None and change.before.type == present.type
         if present.type != column.type and not was_alike and widens(column.type, present.type):
             column = replace(column, type=present.type)  # the target's type is wider
-        is_sorted_anew = _is_sorted_anew(change) and self._sorts_alike(name, column, result)
-        if present.type == column.type and not is_sorted_anew:
+        is_collated = _has_new_collation(change) and self._peers_have_collation(
+            name, column, result
+        )
+        if present.type == column.type and not is_collated:
             return []
         return self._retype(name, column, result if change.kind is DdlKind.CHANGE_TYPE else None)
 
-    def _sorts_alike(self, name: str, column: DefinedColumn, result: Translation) -> bool:
-        """Whether each peer has a column with the collation of *column*."""
+    def _peers_have_collation(self, name: str, column: DefinedColumn, result: Translation) -> bool:
+        """Whether each peer has a column with the collation of *column*; otherwise add a reason."""
         peers = self._columns_of(self._peers, name) if self._is_shared else []
-        is_alike = all(peer.collation == column.collation for peer in peers)
-        if not is_alike:
+        have_collation = all(peer.collation == column.collation for peer in peers)
+        if not have_collation:
             reason = (
                 f'collation of column "{name}" waits until every source of the table has made the '
                 "change"
             )
             result.reasons.append(reason)
-        return is_alike
+        return have_collation
 
     def give_type(self, column: DefinedColumn, result: Translation) -> None:
         """Give a column the source's type, which accepts the same values as the present type."""
@@ -517,12 +521,16 @@ class DefinitionTranslator:
         self._columns[name] = replace(present, type=column.type)
         if present.is_generated:
             return [f"{self._alter} {alter} {typed}"]
-        # A source's own types have only casts to and from text.
-        is_own = "." in present.type or "." in column.type
-        cast = "text::" if is_own and column.type != "text" else ""
+        # User-defined types have only casts to and from text.
+        is_user_defined = "." in present.type or "." in column.type
+        cast = "text::" if is_user_defined and column.type != "text" else ""
         value = f"{quoted}::{cast}{column.type}"
         first, last = self._defaults(name, column)
-        parts = [*first, f"{typed} using {value}", *last] if is_own else [f"{typed} using {value}"]
+        parts = (
+            [*first, f"{typed} using {value}", *last]
+            if is_user_defined
+            else [f"{typed} using {value}"]
+        )
         statement = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"
         keys = [self._target.primary_key] if self._target.primary_key else self._target.unique_keys
         is_key = any(name in key for key in keys)
@@ -535,10 +543,10 @@ class DefinitionTranslator:
 
     def _defaults(self, name: str, column: DefinedColumn) -> tuple[list[str], list[str]]:
         """Return the actions before and after a change of type that cannot cast the default."""
-        has_own = self._columns[name].has_default and name not in self._generated.identities
+        has_default = self._columns[name].has_default and name not in self._generated.identities
         is_reported = column.default is not None or column.default_mark is None
         draws = column.default is not None and column.own_default is None
-        if not has_own or draws or not is_reported:
+        if not has_default or draws or not is_reported:
             return [], []
         default = column.own_default
         return ["drop default"], [] if default is None else [f"set default {default}"]
@@ -573,7 +581,7 @@ class DefinitionTranslator:
         return statements
 
     def _drop_expression(self, name: str, column: DefinedColumn, result: Translation) -> list[str]:
-        """Return the statements after which changes contain the values of a generated column."""
+        """Return the statements that turn a generated column of the target into a plain column."""
         present = self._columns.get(name)
         if present is not None and present.is_generated:
             self._columns[name] = replace(present, is_generated=False, has_default=False)
@@ -595,7 +603,7 @@ class DefinitionTranslator:
         alter = f"{self._alter} alter column {quote_identifier(name)}"
         if self._is_shared:
             followed: list[str] = []
-            if not self._still_draws(name, old):
+            if not self._peers_use_sequence(name, old):
                 self._follow_sequence(alter, name, old, column, followed)
             return followed
         statements = self._set_identity(alter, name, old, column, result)
@@ -617,10 +625,10 @@ class DefinitionTranslator:
             result.unfinished.append(column)
         return statements
 
-    def _still_draws(self, name: str, old: DefinedColumn) -> bool:
+    def _peers_use_sequence(self, name: str, old: DefinedColumn) -> bool:
         """Whether a peer still uses the sequence of *old*, a column before its change."""
         peers = self._columns_of(self._peers, name)
-        return any(_like(peer.sequence, old.sequence) for peer in peers)
+        return any(_are_equal(peer.sequence, old.sequence) for peer in peers)
 
     def _follow_sequence(
         self,
@@ -669,11 +677,11 @@ class DefinitionTranslator:
         return [] if desired == present else [f"{alter} set generated {IDENTITIES[desired]}"]
 
 
-def _like(sequence: DefinedSequence | None, peer: DefinedSequence | None) -> bool:
+def _are_equal(sequence: DefinedSequence | None, peer: DefinedSequence | None) -> bool:
     """Whether sequences of two sources are equal except for the OIDs."""
     return sequence is not None and peer is not None and replace(sequence, oid=peer.oid) == peer
 
 
-def _is_sorted_anew(change: ColumnChange) -> bool:
+def _has_new_collation(change: ColumnChange) -> bool:
     old, after = change.before, change.after
     return old is not None and after is not None and old.collation != after.collation

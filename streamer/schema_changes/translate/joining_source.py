@@ -48,7 +48,7 @@ def part_of_target(
     any. *lacking*: the missing columns of the target, by the source's names.
     """
     target_types = {type_.full_name: type_ for type_ in types}
-    target_types |= own_enums(definition, mapping, target, types)
+    target_types |= find_target_enums(definition, mapping, target, types)
     columns = tuple(
         _column(column, mapping, target)
         for column in definition.columns
@@ -119,7 +119,7 @@ def _type(type_: DefinedType, target: DefinedType) -> DefinedType:
             return type_
 
 
-def own_enums(
+def find_target_enums(
     definition: SourceDefinition,
     mapping: RelationMapping,
     target: TargetRelation,
@@ -146,18 +146,18 @@ def own_enums(
     return by_name
 
 
-def under_own_names(
-    changes: Iterable[TypeChange], own: Mapping[RelationName, DefinedType]
+def with_target_enums(
+    changes: Iterable[TypeChange], target_enums: Mapping[RelationName, DefinedType]
 ) -> list[TypeChange]:
     """Return *changes*; changes of labels name the target's enums instead of the tenant's enums.
 
-    *own*: the target's enums, see `own_enums`.
+    *target_enums*: see `find_target_enums`.
     """
     return [
         replace(
             change,
-            before=change.before and under_name(change.before, own),
-            after=under_name(change.after, own),
+            before=change.before and with_target_name(change.before, target_enums),
+            after=with_target_name(change.after, target_enums),
         )
         if change.kind in _OF_LABELS
         else change
@@ -165,9 +165,11 @@ def under_own_names(
     ]
 
 
-def under_name(type_: DefinedType, own: Mapping[RelationName, DefinedType]) -> DefinedType:
-    """Return *type_* with the name of the target's enum, if *own* contains that enum."""
-    target = own.get(type_.full_name)
+def with_target_name(
+    type_: DefinedType, target_enums: Mapping[RelationName, DefinedType]
+) -> DefinedType:
+    """Return *type_* with the name of the target's enum, if *target_enums* contains that enum."""
+    target = target_enums.get(type_.full_name)
     return type_ if target is None else replace(type_, namespace=target.namespace, name=target.name)
 
 
@@ -218,7 +220,7 @@ def _label_statements(
     target: TargetRelation,
     types: Sequence[DefinedType],
 ) -> list[str]:
-    target_enums = own_enums(definition, mapping, target, types)
+    target_enums = find_target_enums(definition, mapping, target, types)
     changes = [
         TypeChange(DdlKind.ADD_ENUM_VALUE, type_, type_, (None, label))
         for type_ in definition.types or ()
@@ -226,7 +228,7 @@ def _label_statements(
         for _, label in type_.labels
     ]
     translator = TypeTranslator({type_.full_name: type_ for type_ in target_enums.values()})
-    return translator.translate(under_own_names(changes, target_enums)).statements
+    return translator.translate(with_target_enums(changes, target_enums)).statements
 
 
 def _translator(
@@ -257,8 +259,8 @@ def joining_statements(
     translator = TypeTranslator(target_types, [peer.types or () for peer in peers])
     columns = _translator(definition, mapping, target, peers)
     type_changes = [change for change in changes if isinstance(change, TypeChange)]
-    target_enums = own_enums(definition, mapping, target, types)
+    target_enums = find_target_enums(definition, mapping, target, types)
     return [
-        *translator.translate(under_own_names(type_changes, target_enums)).statements,
+        *translator.translate(with_target_enums(type_changes, target_enums)).statements,
         *columns.translate([c for c in changes if isinstance(c, ColumnChange)]).statements,
     ]

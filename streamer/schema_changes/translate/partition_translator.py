@@ -1,8 +1,9 @@
 """A partition added to or removed from the source's table, as statements for its target. Pure.
 
-A target with the same partition attaches or detaches that partition. Any other target treats the
-rows of a detached partition as deleted rows. A clone deletes the rows, `on_delete: mark` marks the
-rows, and a history closes their versions. An append table keeps the rows.
+A target with the source's partitions creates, detaches or renames a partition, too. Any other
+target treats the rows of a detached partition as deleted rows. A clone deletes the rows,
+`on_delete: mark` marks the rows, and a history closes their versions. An append table keeps the
+rows.
 """
 
 from collections.abc import Sequence
@@ -55,10 +56,10 @@ class PartitionTranslator:
         self._at = f"{quote_literal(at)}::timestamptz"
         self._lsn = f"{quote_literal(lsn)}::pg_lsn"
 
-    def translate(self, changes: Sequence[PartitionChange], *, brings_rows: bool) -> list[str]:
+    def translate(self, changes: Sequence[PartitionChange], *, copy_follows: bool) -> list[str]:
         """Return the statements for *changes*, in order.
 
-        *brings_rows*: a copy replaces all rows. Raises TargetSchemaError.
+        *copy_follows*: a copy replaces all rows. Raises TargetSchemaError.
         """
         statements: list[str] = []
         for change in changes:
@@ -68,7 +69,7 @@ class PartitionTranslator:
                 elif change.kind is DdlKind.RENAME_TABLE:
                     statements += self._rename(change)
                 else:
-                    statements += self._detach(change, brings_rows=brings_rows)
+                    statements += self._detach(change, copy_follows=copy_follows)
             except UnclearPartitionError as exc:
                 raise TargetSchemaError(self._problem(change, str(exc))) from None
         return statements
@@ -87,7 +88,7 @@ class PartitionTranslator:
     def _problem(self, change: PartitionChange, reason: str) -> str:
         name = change.partition.full_name
         if change.kind is DdlKind.ATTACH_PARTITION:
-            return f'partition "{name}" cannot be made at the target: {reason}'
+            return f'partition "{name}" cannot be created at the target: {reason}'
         # A copy of differing rows deletes no row of a target with disjoint keys.
         mode = () if self._mapping.rule.is_disjoint else ("--mode", "diff")
         resync = command("resync", str(self._mapping.source), *mode)
@@ -96,7 +97,7 @@ class PartitionTranslator:
             f"found at the target: {reason}; skip this change, and `{resync}` removes them"
         )
 
-    def _own(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
+    def _counterpart(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
         """Return the target's partition with the bounds of the source's *partition*."""
         bounds = _bounds(partition, tree)
         return next(
@@ -111,31 +112,33 @@ class PartitionTranslator:
     def _name(self, partition: Partition) -> RelationName:
         return partition_name(partition, self._target.name)
 
-    def _above(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
-        """Return the target's table above a partition."""
+    def _parent_at_target(
+        self, partition: Partition, tree: Sequence[Partition]
+    ) -> Partition | None:
+        """Return the target's parent of a partition; None if the target has no such parent."""
         parent = next((node for node in tree if node.oid == partition.parent), None)
         if partition.parent != ROOT:
-            return None if parent is None else self._own(parent, tree)
+            return None if parent is None else self._counterpart(parent, tree)
         return next((node for node in self._target_partitions if node.bound is None), None)
 
     def _attach(self, change: PartitionChange) -> list[str]:
         partition = change.partition
-        parent = self._above(partition, change.tree)
+        parent = self._parent_at_target(partition, change.tree)
         if parent is None or parent.key is None:
             return []
-        above = ROOT if partition.parent == ROOT else parent.oid
-        if any((e.parent, e.bound) == (above, partition.bound) for e in self._target_partitions):
-            return []  # made by a peer or an operator, perhaps under a different name
+        oid = ROOT if partition.parent == ROOT else parent.oid
+        if any((p.parent, p.bound) == (oid, partition.bound) for p in self._target_partitions):
+            return []  # created by a peer or an operator, perhaps under a different name
         render = key_renderer(self._mapping, self._columns, self._target.columns)
         statement = create_partition_sql(partition, parent.full_name, self._target.name, render)
         # A later change of the same message may concern this partition.
         name = self._name(partition)
-        created = replace(partition, oid=-partition.oid, parent=above, namespace=name.namespace)
+        created = replace(partition, oid=-partition.oid, parent=oid, namespace=name.namespace)
         self._target_partitions.append(created)
         return [statement]
 
     def _rename(self, change: PartitionChange) -> list[str]:
-        node = self._own(change.partition, change.tree)
+        node = self._counterpart(change.partition, change.tree)
         if node is None or node.name == change.name or not self._is_alone or change.name is None:
             return []
         self._target_partitions[self._target_partitions.index(node)] = replace(
@@ -150,17 +153,17 @@ class PartitionTranslator:
         is_shared = self._target.is_shared(self._mapping)
         return not is_shared and self._mapping.type is TableType.CLONE
 
-    def _detach(self, change: PartitionChange, *, brings_rows: bool) -> list[str]:
+    def _detach(self, change: PartitionChange, *, copy_follows: bool) -> list[str]:
         partition = change.partition
-        present = self._own(partition, change.tree)
+        present = self._counterpart(partition, change.tree)
         if present is not None and self._is_alone:
-            parent = self._above(partition, change.tree)
+            parent = self._parent_at_target(partition, change.tree)
             assert parent is not None
             self._target_partitions.remove(present)
             name = quote_qualified(present.namespace, present.name)
             table = quote_qualified(parent.namespace, parent.name)
             return [f"alter table {table} detach partition {name}"]
-        if brings_rows or self._mapping.type is TableType.APPEND:
+        if copy_follows or self._mapping.type is TableType.APPEND:
             return []
         if self._mapping.rule.is_disjoint:
             raise UnclearPartitionError("rows of other tables may be within its bounds")
@@ -170,11 +173,11 @@ class PartitionTranslator:
         render = key_renderer(self._mapping, self._columns, self._target.columns)
         items: list[KeyItem] = []
 
-        def note(item: KeyItem) -> str:
+        def record_and_render(item: KeyItem) -> str:
             items.append(item)
             return render(item)
 
-        condition = rows_of(change.partition, change.tree, note)
+        condition = rows_of(change.partition, change.tree, record_and_render)
         used = (column for column in self._columns if any(_uses(item, column) for item in items))
         return PartitionRows(change.partition.full_name, condition, tuple(used))
 
@@ -211,6 +214,6 @@ def _uses(item: KeyItem, column: str) -> bool:
 
 
 def _bounds(partition: Partition, tree: Sequence[Partition]) -> tuple[str | None, ...]:
-    """Return the bounds of a partition and of the partitions above it."""
-    above = next((node for node in tree if node.oid == partition.parent), None)
-    return (*(() if above is None else _bounds(above, tree)), partition.bound)
+    """Return the bounds of the ancestors of a partition, then the bound of the partition."""
+    parent = next((node for node in tree if node.oid == partition.parent), None)
+    return (*(() if parent is None else _bounds(parent, tree)), partition.bound)

@@ -19,7 +19,7 @@ _PROOFS_MIN: Final = 18_00_00
 
 
 def _own(xmin: str) -> str:
-    """Return the condition that this transaction wrote a visible row.
+    """Return the condition that this transaction wrote a visible row; true without `first_xid`.
 
     The range excludes xids from before a wraparound, which txid_status refuses.
     """
@@ -195,10 +195,10 @@ $function$
 """
 
 
-# The texts that contain the command, and so the names of its columns; null if the texts may lack
-# a name. A name may be written with escapes, and the context may be in any language. The context
-# names functions of language SQL without their text. A function that the transaction replaced may
-# still be running.
+# The text of the command and of the functions that ran the command; null if the text may lack a
+# column of the command. A name may be written with escapes, and the context may be in any
+# language. The context names functions of language SQL without their text. A function that the
+# transaction replaced may still be running.
 _WORDS_SQL: Final = r"""
 (select case when pg_catalog.length(query) <= {query_max} and t.words ~ '\yalter\y'
                   and t.words !~ 'u&"'

@@ -36,8 +36,8 @@ class NewSegment:
 
 
 class Gatherer:
-    """Gathers the messages of one START_REPLICATION. ``end_lsn``: all changes up to here have
-    arrived.
+    """Gathers the messages of one START_REPLICATION. ``end_lsn``: the LSN up to which all changes
+    have arrived.
     """
 
     def __init__(self, end_lsn: Lsn, last: CommittedTransaction | None, start_lsn: Lsn) -> None:
@@ -129,7 +129,7 @@ class Gatherer:
         return True
 
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
-        """Note that the source has reached *wal_end_lsn*; return False if the source has a
+        """Record that the source has reached *wal_end_lsn*; return False if the source has a
         different history. Call only between transactions.
         """
         if not self._history.saw_position(wal_end_lsn):

@@ -9,7 +9,7 @@ from streamer.decode.text_conversion import TextConversion, character_ranges
 from streamer.source.connection import Connection, fetch_one
 
 PASSED: Final = ("UTF8", "SQL_ASCII")
-"""Encodings whose text needs no conversion, or that do not define the text."""
+"""UTF8 needs no conversion, and SQL_ASCII does not define the characters."""
 
 # A DO block returns no value, so it stores the result in a setting. The list of characters comes
 # from streamer and contains only hexadecimal digits. PL/pgSQL would copy the whole array for each

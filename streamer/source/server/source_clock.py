@@ -17,16 +17,16 @@ class SourceClock:
     """Converts a commit time to the clock of `time.monotonic`."""
 
     def __init__(self) -> None:
-        self._ahead_seconds: float | None = None
+        self._offset_seconds: float | None = None
 
     def measured(self, server_seconds: float, began: float, ended: float) -> None:
         """Record that the server's clock showed *server_seconds* between the moments *began* and
         *ended*.
         """
-        self._ahead_seconds = server_seconds - (began + ended) / 2
+        self._offset_seconds = server_seconds - (began + ended) / 2
 
     def moment_of(self, commit_time: int) -> float | None:
         """Return the moment of a protocol time; None for no time, or before a measurement."""
-        if not commit_time or self._ahead_seconds is None:
+        if not commit_time or self._offset_seconds is None:
             return None
-        return to_datetime(commit_time).timestamp() - self._ahead_seconds
+        return to_datetime(commit_time).timestamp() - self._offset_seconds

@@ -113,9 +113,9 @@ def unlisted(
     publications: Iterable["Publication"],
     lists: ColumnLists,
 ) -> frozenset[str] | None:
-    """Return the needed columns that a publication's list lacks; None if the lists are equal.
+    """Return the needed columns that a publication's list lacks; None if no list has to change.
 
-    An empty result means that the list sends more than the mapping wants.
+    An empty result means that a list has columns that the stream does not need.
     """
     name = identity.name
     members = [p.members[name] for p in publications if name in p.members]

@@ -147,7 +147,7 @@ def membership_fingerprint(
 def interrupted_error(table: RelationName) -> UnpublishedError:
     """Return the error for a table whose membership has a new fingerprint."""
     return UnpublishedError(
-        f'table "{table}" was not published all the time: a session changed its publication, or '
+        f'table "{table}" was unpublished for a time: a session changed its publication, or '
         "dropped and re-created it"
     )
 

@@ -2,8 +2,8 @@
 
 A walsender ends a connection that was silent for ``wal_sender_timeout``, and requests a reply after
 half of that time. streamer sends status updates at least three times as often. If the source was
-silent for a few seconds, the update requests a reply. Without a reply, screens show the source as
-silent after `SILENT_SECONDS`. The stream ends much later, because a network may recover.
+silent for a few seconds, the update requests a reply. Without a reply, page and status show the
+source as silent after `SILENT_SECONDS`. The stream ends much later, because a network may recover.
 """
 
 import asyncio
@@ -17,15 +17,13 @@ from streamer.source.stream.replication_stream import Burst, ChangeStream
 from streamer.util.lsn import Lsn
 from streamer.util.waiting import wait_for_event
 
-# A healthy source sends at least every 1.5 intervals. Screens show a silent source `SILENT_SECONDS`
-# after the last message; with the page's waits that stays below 12 s.
+# A healthy source sends at least every 1.5 intervals. The page shows a silent source
+# `SILENT_SECONDS` after the last message, and with its own waits within 12 s.
 STATUS_SECONDS_MAX: Final = 3.0
 SILENT_SECONDS: Final = 6.0
 SILENCE_SECONDS_MIN: Final = 60.0
 FAR_BYTES: Final = 16 * 1024 * 1024
-"""Report a position at once that moved this far, because the source retains the WAL before the
-position.
-"""
+"""A position that moved by this much is reported at once, so that the source can remove WAL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class Feedback:
 
     @property
     def durable_lsn(self) -> Lsn:
-        """The position that the source may discard WAL up to."""
+        """The position up to which the source may discard WAL."""
         return self._positions()[0]
 
     def send(self, *, request_reply: bool = False) -> None:

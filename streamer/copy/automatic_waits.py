@@ -4,12 +4,12 @@ from typing import Final
 
 from streamer.errors.error_reports import TableWait
 
-TURN: Final = "its turn: "
+AUTOMATIC_WAIT: Final = "its turn: "
 
 
-def turn(reason: str) -> TableWait:
+def automatic_wait(reason: str) -> TableWait:
     """Return the wait of a copy for *reason*, which ends without an operator."""
-    return TableWait(f"{TURN}{reason}", is_turn=True)
+    return TableWait(f"{AUTOMATIC_WAIT}{reason}", is_automatic=True)
 
 
-STARTING_SPARK: Final = turn("Spark starts")
+STARTING_SPARK: Final = automatic_wait("Spark starts")

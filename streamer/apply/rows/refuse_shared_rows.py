@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from streamer.target.connection import TargetConnection
 
 
-async def refuse_same_rows(connection: "TargetConnection", plan: ApplyPlan, label: str) -> None:
+async def refuse_shared_rows(connection: "TargetConnection", plan: ApplyPlan, label: str) -> None:
     """Refuse *plan* if a running process writes rows of the plan's target from a different source.
 
     *label*: the source of the plan. Raises TargetSchemaError.
