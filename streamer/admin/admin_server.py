@@ -60,7 +60,7 @@ class AdminServer:
         address = TargetAddress.parse(settings.target.url)
         events = Events(engine, address, self._service.labels)
         self._service.engine = engine
-        self._service.find_lost = lambda: engine.mapping_problem
+        self._service.find_lost_mapping = lambda: engine.mapping_problem
         self._service.on_change = events.publish
         engine.metrics.mapping_error.set_function(lambda: float(self._service.problem is not None))
         events.start()

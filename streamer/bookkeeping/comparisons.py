@@ -83,8 +83,8 @@ async def begin_comparison(
     lsns: dict[int, Lsn],
     ranges: Iterable[RangeRecord],
 ) -> ComparisonRecord:
-    """Store a new comparison in place of a former one with *fingerprint*; remove old
-    comparisons.
+    """Store a new comparison; remove old comparisons, and a former comparison with
+    *fingerprint*.
     """
     planned = tuple(ranges)
     stored = {"fingerprint": fingerprint, "lsns": {key: str(lsn) for key, lsn in lsns.items()}}

@@ -14,7 +14,7 @@ from streamer.bookkeeping.relation_states import (
     OF_RELATIONS,
     CopyRecord,
     change_states,
-    shown,
+    state_columns,
 )
 from streamer.control.chunked_copy import GROWTH
 from streamer.control.table_state import CopyScope, Need, State
@@ -61,7 +61,7 @@ async def begin_copies(
     def change(record: CopyRecord) -> Values | None:
         if not record.table_state.lacks(need):
             return None
-        begun = shown(record.table_state.copy_begins())
+        begun = state_columns(record.table_state.copy_begins())
         return {**begun, **values, "attempt": record.attempt + 1}
 
     begun = await change_states(connection, change, OF_RELATIONS, relation_ids)
@@ -118,7 +118,7 @@ class FinishedCopy:
         if self.attempt not in (None, copy.attempt) or copy.needs_resync:
             return None
         state = copy.table_state.switched_to_stream(self.scope.chunks, self.lsn)
-        moved = {**shown(state), "waiting_for": None, "end_lsn": self.lsn}
+        moved = {**state_columns(state), "waiting_for": None, "end_lsn": self.lsn}
         if (chunks := self.scope.chunks) is not None:
             is_next = (copy.chunks is None) == (chunks.count == 1)
             if not is_next or copy.snapshot_lsn is not None or copy.end_lsn > self.lsn:

@@ -130,7 +130,9 @@ returning relation_id
 """
 
 
-async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequence[str]) -> None:
+async def mark_made_for_peers(
+    session: Executor, place: DdlPlace, query: str, changes: Sequence[str]
+) -> None:
     """Mark the command of *place* as made for all peers that wait to make the same change.
 
     A peer waits at the first command of its transaction that all sources must make. The number
@@ -145,8 +147,8 @@ async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequ
         await session.execute(f"notify {CHANNEL}")
 
 
-async def forget_made(session: Executor, place: DdlPlace) -> None:
-    """Delete commands before *place* that peers made and the stream of the table lacks."""
+async def delete_made(session: Executor, place: DdlPlace) -> None:
+    """Delete the commands before *place* that peers made, and that the table's stream lacks."""
     await session.execute(
         "delete from streamer.ddl where relation_id = $1 and state = 'made'"
         " and (lsn, number) < ($2::text::pg_lsn, $3)",
@@ -203,11 +205,12 @@ async def put_ddl(
     statements: Sequence[str],
     reason: str | None,
     state: str,
-    seen: str | None = None,
+    former_state: str | None = None,
 ) -> None:
     """Store a command in the state *state*.
 
-    A command that waits keeps a decision that is newer than the decision in *seen*.
+    With `WAITING`, an operator's decision stays if it is newer than *former_state*, the state that
+    the caller has read.
     """
     await session.execute(
         _PUT_SQL,
@@ -219,13 +222,14 @@ async def put_ddl(
         list(statements),
         reason,
         state,
-        seen,
+        former_state,
     )
 
 
 async def read_ddl(session: Executor, *, with_done: bool) -> list[DdlRecord]:
-    """Return the commands that wait for a decision or for its effect; with *with_done*, all
-    commands.
+    """Return the commands that await a decision, or the effect of a decision.
+
+    *with_done*: return all commands.
     """
     return await DDL.read(
         session,
@@ -257,6 +261,6 @@ async def decide(
 
 
 async def read_progress(session: Executor, ddl_id: int) -> tuple[str, str | None]:
-    """Return the state and the reason of a command; a copy may have replaced the command."""
+    """Return the state and the reason of a command; `MADE` if a copy has replaced the command."""
     rows = await session.fetch("select state, reason from streamer.ddl where id = $1", ddl_id)
     return (rows[0]["state"], rows[0]["reason"]) if rows else (MADE, None)

@@ -1,6 +1,4 @@
-"""Lagging tables: the start of the lag, the visible position, and the sessions that block a
-table.
-"""
+"""For lagging tables: the sessions that block streamer, and requests to store positions."""
 
 from collections.abc import Collection
 from typing import Final
@@ -20,6 +18,6 @@ async def read_blockers(bookkeeping: Bookkeeping, pids: Collection[int]) -> dict
 
 
 async def request_positions(bookkeeping: Bookkeeping, *, of_tables: bool) -> None:
-    """Request that the streaming process stores its positions as soon as they move."""
+    """Request that the streaming process stores its positions as soon as these advance."""
     payload = WAITING_FOR_TABLES if of_tables else WAITING
     await bookkeeping.execute(f"notify {CHANNEL}, '{payload}'")

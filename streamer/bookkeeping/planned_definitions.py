@@ -34,12 +34,12 @@ _PUT: Final = {
     "made_again": _REMADE,
     "attempts": "0",
 }
-_ENDED: Final = (
+_WITHDRAWN: Final = (
     "d.relation_id = {0} and (d.kind, d.name) in (select * from unnest({1}::text[], {2}::text[]))"
 )
-_SAME: Final = "and online::jsonb = $3::text::jsonb"
+_UNCHANGED: Final = "and online::jsonb = $3::text::jsonb"
 """The condition that the stream has not changed the record since a session read the record."""
-_PENDING: Final = f"{_SAME} and state = 'pending'"
+_PENDING: Final = f"{_UNCHANGED} and state = 'pending'"
 _FAILED: Final = "attempts = attempts + 1"
 _TAKEN_SQL: Final = """
 select x.relname as name
@@ -93,7 +93,7 @@ select pg_catalog.to_regclass($3) is null or exists (
 class DefinitionRecord:
     """A definition in the bookkeeping.
 
-    ``statements`` and ``online``: see `streamer.schema.render_definitions.Planned`. ``attempts``:
+    ``statements`` and ``online``: see `streamer.schema.planned_definition.Planned`. ``attempts``:
     the number of failed attempts.
     """
 
@@ -177,7 +177,7 @@ async def is_remade(session: Executor, record: DefinitionRecord) -> bool:
 async def read_taken(
     session: Executor, target: RelationName, names: Sequence[str]
 ) -> frozenset[str]:
-    """Return the *names* that existing or planned objects in the schema of *target* have."""
+    """Return the *names* that objects or plans of other tables in *target*'s schema have."""
     rows = await session.fetch(_TAKEN_SQL, target.namespace, target.name, list(names), str(target))
     return frozenset(row["name"] for row in rows)
 
@@ -215,20 +215,21 @@ async def put_plans(session: Executor, relation_id: int, planned: Sequence[Plann
     await DEFINITIONS.put(session, rows.values(), "relation_id, kind, name", computed=_PUT)
 
 
-async def end_plans(
-    session: Executor, relation_id: int, ended: Sequence[tuple[ObjectKind, str]]
+async def withdraw_plans(
+    session: Executor, relation_id: int, withdrawn: Sequence[tuple[ObjectKind, str]]
 ) -> None:
     """Withdraw plans. A plan that a session may be executing becomes `unwanted`, so that streamer
     removes its object.
     """
-    kinds, names = [kind for kind, _ in ended], [name for _, name in ended]
-    of_ended = (relation_id, kinds, names)
+    kinds, names = [kind for kind, _ in withdrawn], [name for _, name in withdrawn]
+    parameters = (relation_id, kinds, names)
     values = {"state": "unwanted", "made_again": False}
-    where = f"where {_ENDED.format('$2', '$3', '$4')} and state in ('pending', 'unwanted')"
-    if ended:
-        await DEFINITIONS.update(session, values, where, *of_ended)
-        where = f"where {_ENDED.format('$1', '$2', '$3')} and state not in ('pending', 'unwanted')"
-        await DEFINITIONS.delete(session, where, *of_ended)
+    where = f"where {_WITHDRAWN.format('$2', '$3', '$4')} and state in ('pending', 'unwanted')"
+    if withdrawn:
+        await DEFINITIONS.update(session, values, where, *parameters)
+        condition = _WITHDRAWN.format("$1", "$2", "$3")
+        where = f"where {condition} and state not in ('pending', 'unwanted')"
+        await DEFINITIONS.delete(session, where, *parameters)
 
 
 async def lock_plans(session: Executor, target: RelationName) -> None:
@@ -300,7 +301,7 @@ async def read_definitions(session: Executor) -> dict[int, list[DefinitionRecord
 
 async def set_made(session: Executor, record: DefinitionRecord) -> None:
     """Store that a session completed *record*, unless the stream has changed or withdrawn it."""
-    values, condition = {"state": "made", "reason": None}, f"{_SAME} and state <> 'unwanted'"
+    values, condition = {"state": "made", "reason": None}, f"{_UNCHANGED} and state <> 'unwanted'"
     await DEFINITIONS.set(session, record.id, values, condition, to_json(record.online))
 
 

@@ -118,10 +118,10 @@ def remaining_rows_error(
 ) -> GapError:
     """Return the error of a table whose source was removed and has returned. Pure."""
     label = SourceLabel(database, row_sid)
-    lack = "rows, because a purge has deleted rows" if is_purged else "the changes since then"
+    loss = "rows, because a purge has deleted rows" if is_purged else "the changes since then"
     again = run("resync", source, database=database, sid=sid)
     return GapError(
-        f'"{label}" was removed from the mapping, and {target} lacks {lack}; `initial: none` says '
+        f'"{label}" was removed from the mapping, and {target} lacks {loss}; `initial: none` says '
         "that the table is in sync",
         hint=Remedy.of("to replace its rows, run: ", again),
     )

@@ -57,8 +57,8 @@ async def register_relations(
     has not moved since. A relation with a new target or a new sid is new. With a new type, or new
     expressions, a copy fills the same target again, unless the mapping says `initial: none`. A
     relation that keeps history applies its changes up to the point of that copy. If only `set`
-    differs, this function requests the columns that `set` changes, if `can_backfill` allows a
-    backfill. *definitions*: the known definitions of the source.
+    differs and `can_backfill` allows a backfill, this function requests a backfill of the columns.
+    *definitions*: the known definitions of the source.
 
     The number of statements does not depend on the number of relations, because a start with
     thousands of relations would take thousands of round trips.
@@ -68,14 +68,16 @@ async def register_relations(
     async with bookkeeping.transaction() as connection:
         await _remove_moved(connection, source_id, rows_of)
         returned = await restore_records(connection, source_id, rows_of, may_resume=may_resume)
-        new = ({"source_id": source_id} | _mapped(mapping) for mapping in by_name.values())
+        new = (
+            {"source_id": source_id} | _columns_of_mapping(mapping) for mapping in by_name.values()
+        )
         await RELATIONS.insert(connection, new, "on conflict (source_id, source) do nothing")
         disjoint = [mapping.rule.is_disjoint for mapping in by_name.values()]
         await connection.execute(_DISJOINT_SQL, source_id, list(by_name), disjoint)
         await _refuse_remaining_rows(connection, source_id, by_name.values())
         rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(by_name))
-        if changed := [row.source for row in rows if not _is_as_mapped(row, by_name[row.source])]:
-            await _follow_mappings(
+        if changed := [row.source for row in rows if not _matches(row, by_name[row.source])]:
+            await _store_changed_mappings(
                 connection, source_id, {s: by_name[s] for s in changed}, definitions
             )
             rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(by_name))
@@ -96,17 +98,17 @@ async def _remove_moved(
         await RELATIONS.delete(connection, "where id = any ($1::int8[])", moved)
 
 
-def _mapped(mapping: RelationMapping) -> dict[str, Any]:
+def _columns_of_mapping(mapping: RelationMapping) -> dict[str, Any]:
     names = {"source": mapping.source, "target": mapping.target, "row_sid": mapping.sid}
     return names | {"type": mapping.type, "expressions": mapping.rule.expressions_fingerprint}
 
 
-def _is_as_mapped(record: RelationRecord, mapping: RelationMapping) -> bool:
+def _matches(record: RelationRecord, mapping: RelationMapping) -> bool:
     stored = (record.type, record.expressions)
     return stored == (mapping.type.value, mapping.rule.expressions_fingerprint)
 
 
-async def _follow_mappings(
+async def _store_changed_mappings(
     connection: TargetConnection,
     source_id: int,
     by_name: Mapping[str, RelationMapping],
@@ -120,17 +122,17 @@ async def _follow_mappings(
         if not await _request_recomputed(
             connection, record, mapping, definitions.get(mapping.source)
         ):
-            changed.append({"id": record.relation_id} | _changed(record, mapping))
+            changed.append({"id": record.relation_id} | _values_after_change(record, mapping))
     await RELATIONS.update_each(connection, changed)
 
 
-def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]:
+def _values_after_change(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]:
     """Return the values of a relation whose target rows come from a former mapping. Pure."""
     is_copied = mapping.rule.initial is not Initial.NONE
     has_type = record.type == mapping.type.value
     lacks_changes = mapping.type is not TableType.CLONE and has_type and record.needs_resync
     is_in_sync = has_type and record.snapshot_lsn is not None and not record.needs_resync
-    values = _mapped(mapping) | {
+    values = _columns_of_mapping(mapping) | {
         "state": record.state,
         "snapshot_lsn": record.snapshot_lsn,
         "resync": record.resync if record.has_resync else None,
@@ -180,7 +182,7 @@ async def _request_recomputed(
     mapping: RelationMapping,
     relation: SourceRelation | None,
 ) -> bool:
-    """Store new expressions of a relation in sync, and request the columns that they change.
+    """Store new expressions of a relation in sync, and request a backfill of changed columns.
 
     Return False if the relation needs a copy of all rows instead, for example because of rows in
     quarantine.
@@ -214,7 +216,7 @@ async def remove_relation(session: Executor, relation_id: int) -> None:
 
 
 async def remove_dropped(session: Executor, relation_id: int) -> None:
-    """As `remove_relation`, for a table that the source dropped.
+    """Remove a relation whose table the source dropped; see `remove_relation`.
 
     Lost changes of the dropped table do not concern a later table with the same name.
     """

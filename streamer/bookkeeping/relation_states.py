@@ -76,7 +76,7 @@ class CopyRecord(StateRecord):
 COPIES: Final = BookkeepingTable("relation", "r", CopyRecord)
 
 
-def shown(state: TableState) -> Values:
+def state_columns(state: TableState) -> Values:
     """Return the state as the columns that users see. Pure."""
     return {"state": state.shown, "error": state.error}
 
@@ -111,7 +111,7 @@ async def _change(
         return bool(await change_states(connection, change, which, relation_ids))
 
 
-def _unless_same(
+def _event_change(
     event: Callable[[TableState], TableState], values: Values = MappingProxyType({})
 ) -> Callable[[CopyRecord], Values | None]:
     """Return the change that applies *event*, and stores *values* where the event changes the
@@ -120,7 +120,7 @@ def _unless_same(
 
     def change(record: CopyRecord) -> Values | None:
         state = event(record.table_state)
-        return None if state == record.table_state else {**shown(state), **values}
+        return None if state == record.table_state else {**state_columns(state), **values}
 
     return change
 
@@ -129,7 +129,7 @@ async def require_resync_of_source(
     bookkeeping: Bookkeeping, source_id: int, error: ErrorReport
 ) -> None:
     """Record that changes of a source are lost, for every relation that awaits no copy."""
-    change = _unless_same(lambda state: state.cut_off(error))
+    change = _event_change(lambda state: state.cut_off(error))
     which = "where r.source_id = any ($1::int8[]) and r.snapshot_lsn is not null"
     await _change(bookkeeping, change, source_id, which=which)
 
@@ -139,7 +139,7 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: Erro
 
     def change(record: CopyRecord) -> Values:
         values = {"needs_resync": True, "resync": record.resync, "attempt": record.attempt + 1}
-        return {**NO_COPY, **values, **shown(record.table_state.lost(error))}
+        return {**NO_COPY, **values, **state_columns(record.table_state.lost(error))}
 
     await _change(bookkeeping, change, relation_id)
 
@@ -149,7 +149,7 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
 
     def change(record: CopyRecord) -> Values:
         values = {"needs_resync": False, "resync": resync, "attempt": record.attempt + 1}
-        return {**NO_COPY, **values, **shown(record.table_state.to_copy_again())}
+        return {**NO_COPY, **values, **state_columns(record.table_state.to_copy_again())}
 
     await _change(bookkeeping, change, relation_id)
 
@@ -195,7 +195,7 @@ async def fail_copy(
         # A switch to the stream with an unknown outcome may have removed the need for a copy.
         failed = replace(state, need=need).copy_failed(error)
         resync = {"resync": None} if need is Need.PART else {}
-        return {**shown(failed), **resync, "waiting_for": None}
+        return {**state_columns(failed), **resync, "waiting_for": None}
 
     return await _change(bookkeeping, change, relation_id)
 
@@ -204,7 +204,7 @@ async def block_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
     """Record why the copy of a relation cannot begin."""
 
     def change(record: CopyRecord) -> Values:
-        return {**shown(record.table_state.blocked(error)), "waiting_for": None}
+        return {**state_columns(record.table_state.blocked(error)), "waiting_for": None}
 
     await _change(bookkeeping, change, relation_id)
 
@@ -219,9 +219,9 @@ async def demand_again(
         is_failed_part = need is Need.PART and state.need is Need.NOTHING
         if not (state.lacks(need) or is_failed_part):
             return None
-        none = NO_COPY if need is Need.ROWS else {}
-        again = state if state.is_paused else state.copy_requested()
-        return {**none, **shown(again), "resync": resync}
+        cleared = NO_COPY if need is Need.ROWS else {}
+        requested = state if state.is_paused else state.copy_requested()
+        return {**cleared, **state_columns(requested), "resync": resync}
 
     await _change(bookkeeping, change, relation_id)
 
@@ -233,7 +233,7 @@ async def is_copy_due(session: Executor, relation_id: int) -> bool:
 
 
 async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWait | None) -> None:
-    """Store the obstacles of waiting relations, and clear obstacles that are gone."""
+    """Store *wait* as the obstacle of relations; None clears the obstacle."""
     text = wait and str(wait)
     await RELATIONS.update(
         session,
@@ -258,7 +258,7 @@ async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
     """Store a gap as the error of a ready relation, unless the relation has a different error;
     return whether the gap is new.
     """
-    change = _unless_same(lambda state: state.lacks_rows(error))
+    change = _event_change(lambda state: state.lacks_rows(error))
     return await _change(bookkeeping, change, relation_id)
 
 
@@ -266,7 +266,7 @@ async def pause_before_mass_delete(
     bookkeeping: Bookkeeping, relation_id: int, mass_delete: MassDelete, error: ErrorReport
 ) -> None:
     """Pause a relation before the transaction *mass_delete*, unless a copy replaces its rows."""
-    change = _unless_same(
+    change = _event_change(
         lambda state: state.stopped_by_delete_limit(error), {"mass_delete": mass_delete}
     )
     await _change(bookkeeping, change, relation_id)
@@ -276,7 +276,7 @@ async def set_copy_error(
     bookkeeping: Bookkeeping, relation_ids: Sequence[int], error: ErrorReport | None
 ) -> None:
     """Store the reason why copies in progress must begin again; None once they continue."""
-    change = _unless_same(lambda state: state.delayed(error))
+    change = _event_change(lambda state: state.delayed(error))
     await _change(bookkeeping, change, *relation_ids)
 
 
@@ -299,7 +299,7 @@ async def set_streaming_state(
     bookkeeping: Bookkeeping, relation_id: int, state: State, error: ErrorReport | None = None
 ) -> None:
     """Store the outcome of applying changes, unless a copy or a pause has taken over the state."""
-    await _change(bookkeeping, _unless_same(lambda now: now.with_shown(state, error)), relation_id)
+    await _change(bookkeeping, _event_change(lambda now: now.with_shown(state, error)), relation_id)
 
 
 async def store_names(session: Executor, names: Mapping[int, RelationMapping]) -> None:

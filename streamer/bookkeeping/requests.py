@@ -365,13 +365,13 @@ async def prune_requests(session: Executor) -> None:
     )
 
 
-async def read_acts(session: Executor, limit: int) -> tuple[list[Request], int]:
+async def read_audited(session: Executor, limit: int) -> tuple[list[Request], int]:
     """Return the newest requests and actions of operators, and the number of all of them."""
-    acts = await REQUESTS.read(
+    requests = await REQUESTS.read(
         session, "where q.actor is not null order by q.requested_at desc, q.id desc limit $1", limit
     )
     sql = "select pg_catalog.count(*) from streamer.request where actor is not null"
-    return acts, await session.fetch_value(sql)
+    return requests, await session.fetch_value(sql)
 
 
 async def read_requests(

@@ -79,8 +79,8 @@ class ScriptRecord:
     def has_ended(self) -> bool:
         return self.state in ENDED
 
-    def is_of(self, xid: int) -> bool:
-        """Whether the source transaction *xid* (32 bits, as in the protocol) carries the script."""
+    def is_in_transaction(self, xid: int) -> bool:
+        """Whether source transaction *xid* (32 bits, as in the protocol) carries the script."""
         return self.source_xid is not None and self.source_xid & 0xFFFF_FFFF == xid
 
 

@@ -1,4 +1,4 @@
-"""The rows of streamer.conflict, which the transactions that apply the changes add."""
+"""The rows of streamer.conflict. The transaction of a change adds the conflicts of the change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

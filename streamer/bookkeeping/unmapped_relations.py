@@ -60,7 +60,7 @@ _NO_COPY: Final[dict[str, Any]] = {
 }
 
 
-def _returned(relation: dict[str, Any], *, may_resume: bool) -> dict[str, Any]:
+def _restored_values(relation: dict[str, Any], *, may_resume: bool) -> dict[str, Any]:
     """Return the values of a relation that was mapped before. Pure."""
     values = {name: value for name, value in relation.items() if name not in _OF_PROCESS}
     is_in_sync = may_resume and relation["snapshot_lsn"] and relation["resync"] is None
@@ -93,7 +93,7 @@ async def restore_records(
     targets, sids = zip(*rows_of.values(), strict=True) if rows_of else ((), ())
     rows = await session.fetch(_FORMER_SQL, source_id, list(rows_of), list(targets), list(sids))
     returned = [
-        _returned(json.loads(row["relation"]), may_resume=may_resume and row["is_current"])
+        _restored_values(json.loads(row["relation"]), may_resume=may_resume and row["is_current"])
         for row in rows
     ]
     by_columns: defaultdict[frozenset[str], list[dict[str, Any]]] = defaultdict(list)

@@ -53,11 +53,11 @@ def _decide(
     from streamer.commands import ddl_decisions as ddl_command
 
     _, _, address = load_with_target()
-    asked = run_to_end(
+    requested = run_to_end(
         ddl_command.store_decision(address, action, table, database, sid, statements)
     )
-    answer = {"action": action, "tables": list(asked.values())}
-    follow_requests(address, asked, answer, waits=not no_wait, as_json=as_json)
+    answer = {"action": action, "tables": list(requested.values())}
+    follow_requests(address, requested, answer, waits=not no_wait, as_json=as_json)
 
 
 @ddl.command("apply", epilog=example("streamer ddl apply orders --database shop"))

@@ -391,8 +391,8 @@ def doctor(
         print_json(diagnosis.to_json())
     else:
         replicas = diagnosis.status.fleet.replicas
-        near = [r.address for r in replicas if r.address and r.is_near(socket.gethostname())]
-        address_of = partial(reachable_address, listen=find_page(near, settings.http.listen))
+        addresses = [r.address for r in replicas if r.address and r.is_near(socket.gethostname())]
+        address_of = partial(reachable_address, listen=find_page(addresses, settings.http.listen))
         for line in doctor_command.sentences(diagnosis, address_of):
             typer.echo(line)
         if bundle is not None:
@@ -419,13 +419,13 @@ def show_events(
     bookkeeping tables.
     """
     from streamer.admin.live import event_tail
-    from streamer.commands.terminal_screen import until_interrupted
+    from streamer.commands.terminal_screen import show_until_interrupted
     from streamer.config import static_mapping
 
     async def show() -> None:
         _, settings = static_mapping.read(GLOBALS.config, GLOBALS.overrides)
         async for name, data in event_tail.tail(settings, url, follow=follow):
-            if name in event_tail.CHATTY and not everything:
+            if name in event_tail.FREQUENT and not everything:
                 continue
             now = datetime.now().astimezone()
             line = event_tail.as_line((name, data), now)
@@ -434,7 +434,7 @@ def show_events(
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
 
-    run_to_end(until_interrupted(show()))
+    run_to_end(show_until_interrupted(show()))
 
 
 @app.command(rich_help_panel=STREAM, epilog=example("streamer wait orders --timeout 300"))
@@ -459,14 +459,14 @@ def wait(
     With --problems, the command waits for the sources that have a problem when the command starts.
     """
     from streamer.commands import wait as wait_command
-    from streamer.commands.status_problems import with_problems
+    from streamer.commands.status_problems import sources_with_problems
     from streamer.mapping.scope import Scope
 
     _, mapping, address = load_with_target(needs_sources=True)
     scope = Scope((*(tables or ()), *(named or ())), database, sid)
 
     async def wait_for_scope() -> str | None:
-        meant = await with_problems(address, mapping, scope) if problems else scope
+        meant = await sources_with_problems(address, mapping, scope) if problems else scope
         return await wait_command.wait(address, mapping, timeout, meant)
 
     missing = run_to_end(wait_for_scope())

@@ -1,4 +1,4 @@
-"""Commands about the mapping: of the process that runs, or of the file."""
+"""Commands for the mapping: in the running process or, without a process, in the file."""
 
 import operator
 import sys
@@ -42,12 +42,12 @@ admin = typer.Typer(help="Generate password hashes and encryption keys.", no_arg
 
 
 def _call_api(url: str | None, work: "Callable[[MappingClient], Coroutine[Any, Any, T]]") -> T:
-    """Run *work* on the mapping of the running process, or of the file if none runs."""
+    """Run *work* on the mapping of the running process or, without a process, of the file."""
     from streamer.admin.service.mapping_client import open_client
     from streamer.config import static_mapping
     from streamer.mapping.rules import Mapping
 
-    async def ask() -> T:
+    async def call() -> T:
         _, settings = static_mapping.read(GLOBALS.config, GLOBALS.overrides)
         mapping = Mapping((), settings.target.schema_)
         if settings.mapping_database is None:
@@ -55,15 +55,15 @@ def _call_api(url: str | None, work: "Callable[[MappingClient], Coroutine[Any, A
         async with open_client(settings, GLOBALS.config, mapping, url) as client:
             return await work(client)
 
-    return run_to_end(ask())
+    return run_to_end(call())
 
 
-def _show(rows: list[dict[str, Any]], *names: str, nothing: str, as_json: bool) -> None:
+def _show(rows: list[dict[str, Any]], *names: str, empty_text: str, as_json: bool) -> None:
     """Print the fields *names* of *rows*."""
     from streamer.commands.terminal_table import Listing, ListingColumn
 
     columns = [ListingColumn(name, operator.itemgetter(name)) for name in names]
-    show(Listing(None, columns, nothing), rows, as_json=as_json)
+    show(Listing(None, columns, empty_text), rows, as_json=as_json)
 
 
 def _from_stdin(text: str | None, label: str) -> str | None:
@@ -78,7 +78,11 @@ def _from_stdin(text: str | None, label: str) -> str | None:
 
 def _check_password(password: str | None) -> None:
     if password is not None and password != "-" and not password.startswith("${"):
-        fail("--password: all users of this machine could read it; pass ${NAME}, or - for stdin", 2)
+        fail(
+            "--password: all users of this machine could read the password; pass ${NAME}, or - "
+            "for stdin",
+            2,
+        )
 
 
 def _label(database: str, sid: str | None) -> str:
@@ -87,7 +91,7 @@ def _label(database: str, sid: str | None) -> str:
     return str(SourceLabel(database, sid))
 
 
-def _said(outcome: str, *, as_json: bool, row: Any = None) -> None:
+def _print_outcome(outcome: str, *, as_json: bool, row: Any = None) -> None:
     if as_json:
         print_json(row)
     else:
@@ -98,11 +102,11 @@ def _said(outcome: str, *, as_json: bool, row: Any = None) -> None:
 def list_sources(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """List the source databases of the draft."""
     rows = _call_api(url, lambda client: client.rows("url", {}))
-    nothing = (
+    empty_text = (
         "no source databases; add one with streamer sources add DATABASE URL, or import a "
         "configuration file with streamer import FILE"
     )
-    _show(rows, "id", "database", "sid", "url", nothing=nothing, as_json=as_json)
+    _show(rows, "id", "database", "sid", "url", empty_text=empty_text, as_json=as_json)
 
 
 @sources.command(
@@ -130,7 +134,7 @@ def add_source(
 
     stripped_url = (_from_stdin(source_url, "URL") or "").strip()
     row = _call_api(url, lambda client: edit_draft.add_source(client, database, stripped_url, sid))
-    _said(f"added: {_label(database, sid)}", as_json=as_json, row=row)
+    _print_outcome(f"added: {_label(database, sid)}", as_json=as_json, row=row)
 
 
 @sources.command(
@@ -140,12 +144,14 @@ def set_source(
     database: Annotated[str, typer.Argument(help="Group of databases.")],
     source_url: Annotated[
         str | None,
-        typer.Argument(help="New libpq URL; - reads it from stdin.", metavar="SOURCE_URL"),
+        typer.Argument(help="New libpq URL; - reads the URL from stdin.", metavar="SOURCE_URL"),
     ] = None,
     sid: Annotated[str | None, typer.Option(help="sid of the source to change.")] = None,
     password: Annotated[
         str | None,
-        typer.Option(help="New password: ${NAME}, or - to read it from stdin.", metavar="TEXT"),
+        typer.Option(
+            help="New password: ${NAME}; - reads the password from stdin.", metavar="TEXT"
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None,
@@ -171,7 +177,7 @@ def set_source(
             client, database, sid, url=new_url, password=new_password, settings=setting or []
         ),
     )
-    _said(f"changed: {_label(database, sid)}", as_json=as_json, row=row)
+    _print_outcome(f"changed: {_label(database, sid)}", as_json=as_json, row=row)
 
 
 @sources.command("remove", epilog=example("streamer sources remove shop --sid us"))
@@ -187,7 +193,7 @@ def remove_source(
     from streamer.admin.service import edit_draft
 
     _call_api(url, lambda client: edit_draft.remove_source(client, database, sid))
-    _said(f"removed: {_label(database, sid)}", as_json=as_json)
+    _print_outcome(f"removed: {_label(database, sid)}", as_json=as_json)
 
 
 @tables.command("list", epilog=example("streamer tables list --database shop"))
@@ -197,9 +203,9 @@ def list_tables(
     """List the tables of the draft."""
     filters = {} if database is None else {"database": database}
     rows = _call_api(url, lambda client: client.rows("table", filters))
-    nothing = "no tables; add one, or a pattern, with streamer tables add DATABASE TABLE"
+    empty_text = "no tables; add one, or a pattern, with streamer tables add DATABASE TABLE"
     names = ("id", "database", "schema", "name", "target", "type")
-    _show(rows, *names, nothing=nothing, as_json=as_json)
+    _show(rows, *names, empty_text=empty_text, as_json=as_json)
 
 
 @tables.command("add", epilog=example("streamer tables add shop orders --type history"))
@@ -224,7 +230,7 @@ def add_table(
     row = _call_api(
         url, lambda client: edit_draft.add_table(client, database, fields, setting or [])
     )
-    _said(f"added: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
+    _print_outcome(f"added: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
 
 
 @tables.command(
@@ -257,7 +263,7 @@ def set_table(
     row = _call_api(
         url, lambda client: edit_draft.set_table(client, database, table, fields, setting or [])
     )
-    _said(f"changed: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
+    _print_outcome(f"changed: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
 
 
 @tables.command("remove", epilog=example("streamer tables remove shop orders"))
@@ -271,7 +277,7 @@ def remove_table(
     from streamer.admin.service import edit_draft
 
     _call_api(url, lambda client: edit_draft.remove_table(client, database, table))
-    _said(f"removed: {database} {table}", as_json=as_json)
+    _print_outcome(f"removed: {database} {table}", as_json=as_json)
 
 
 @app.command(rich_help_panel=MAPPING, epilog=example("streamer plan"))

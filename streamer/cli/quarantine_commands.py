@@ -56,11 +56,11 @@ def _request_action(
 
     _, _, address = load_with_target()
     choice = quarantine_command.Choice(table, database, sid, tuple(numbers or ()))
-    asked = run_to_end(quarantine_command.request_action(address, action, choice))
-    if not asked and not as_json:
+    requested = run_to_end(quarantine_command.request_action(address, action, choice))
+    if not requested and not as_json:
         typer.echo("no changes are in quarantine")
-    tables = [{"table": name, "rows": count} for name, count in asked.values()]
-    names = {number: f"{name}, {count} changes" for number, (name, count) in asked.items()}
+    tables = [{"table": name, "rows": count} for name, count in requested.values()]
+    names = {number: f"{name}, {count} changes" for number, (name, count) in requested.items()}
     answer = {"action": action, "tables": tables}
     follow_requests(address, names, answer, waits=not no_wait, as_json=as_json)
 

@@ -44,7 +44,7 @@ def requests(
 
 def follow_requests(
     address: "TargetAddress",
-    asked: Mapping[int, str],
+    requested: Mapping[int, str],
     answer: dict[str, Any],
     *,
     waits: bool,
@@ -53,7 +53,7 @@ def follow_requests(
 ) -> None:
     """Print requests, wait for the outcomes and print the outcomes.
 
-    *asked*: labels by the ids of requests. *answer*: what JSON contains beside the outcomes.
+    *requested*: labels by the ids of requests. *answer*: what JSON contains beside the outcomes.
     *expects_process*: without a process for the source, wait for its next start. The exit code is
     4 if a request has failed, and 1 if a process is late. Without a process the request waits for
     the next `run`, as after `--no-wait`.
@@ -66,32 +66,32 @@ def follow_requests(
     from streamer.observability.logs import redact
 
     action = answer["action"]
-    for number, label in {} if as_json else asked.items():
+    for number, label in {} if as_json else requested.items():
         typer.echo(f"{action} requested: {label}, request {number}")
 
     async def read() -> request_outcomes.Outcomes:
         async with installed(address, f"streamer {action}") as bookkeeping:
             if not waits:
-                return request_outcomes.Outcomes(await read_requests(bookkeeping, list(asked)))
+                return request_outcomes.Outcomes(await read_requests(bookkeeping, list(requested)))
             try:
                 return await request_outcomes.await_outcomes(
                     bookkeeping,
-                    list(asked),
+                    list(requested),
                     expects_process=expects_process,
                     report=lambda cause: typer.echo(f"streamer: waits: {redact(cause)}", err=True),
                 )
             except asyncio.CancelledError:
-                numbers = ", ".join(map(str, asked))
+                numbers = ", ".join(map(str, requested))
                 typer.echo(f"streamer: requests that continue: {numbers}", err=True)
                 raise
 
     ended = request_outcomes.Outcomes([])
-    if asked and (waits or as_json):
+    if requested and (waits or as_json):
         ended = run_to_end(read())
     if as_json:
         print_json(answer | {"requests": ended.requests})
     for request in ended.requests if waits else ():
-        label, reason = asked[request.request_id], request.reason
+        label, reason = requested[request.request_id], request.reason
         remedy = request.error and request.error.remedy
         if reason is not None and remedy is not None and remedy.sql and not remedy.commands:
             reason = f"{reason}; {CONTINUES}"
@@ -138,15 +138,15 @@ def _request(
     from streamer.commands import table_requests as requests_command
 
     _, _, address = load_with_target()
-    asked = run_to_end(
+    requested = run_to_end(
         requests_command.request(
             address, action, table, database=database, sid=sid, options=options
         )
     )
-    for name in [] if as_json else asked.left_out:
+    for name in [] if as_json else requested.left_out:
         typer.echo(f"left out: {name}, paused before a mass delete; to resume the table, name it")
-    answer = {"action": action, "tables": asked.names, "left_out": asked.left_out}
-    follow_requests(address, asked.requests, answer, waits=not no_wait, as_json=as_json)
+    answer = {"action": action, "tables": requested.names, "left_out": requested.left_out}
+    follow_requests(address, requested.requests, answer, waits=not no_wait, as_json=as_json)
 
 
 def resync(
@@ -261,12 +261,12 @@ def restart(
     from streamer.commands.table_requests import command_actor
 
     _, _, address = load_with_target()
-    asked = run_to_end(source_requests.restart(address, source, command_actor()))
+    requested = run_to_end(source_requests.restart(address, source, command_actor()))
     follow_requests(
         address,
-        {asked.request_id: asked.label},
-        {"action": "restart", "source": asked.label},
+        {requested.request_id: requested.label},
+        {"action": "restart", "source": requested.label},
         waits=not no_wait,
         as_json=as_json,
-        expects_process=asked.expects_process,
+        expects_process=requested.expects_process,
     )

@@ -68,24 +68,24 @@ async def run(
 ) -> int:
     """Run until a signal, or until the stream reaches *at_lsn* or is caught up; return the exit
     code. *membership*: the membership of a process that a parent started. *watches_file*: read
-    the configuration again whenever the file changes; a parent does so for its processes.
+    the configuration again whenever the file changes; a parent watches the file for its processes.
 
     Raises StreamerError for an error that ends the process.
     """
-    early: list[str] = []
-    act: dict[str, Callable[[], None]] = {
-        name: partial(early.append, name) for name in ("stop", "reload")
+    early_signals: list[str] = []
+    handlers: dict[str, Callable[[], None]] = {
+        name: partial(early_signals.append, name) for name in ("stop", "reload")
     }
     # Handle signals before any other step, because an unhandled signal ends the process.
-    stop = stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
+    stop = stop_on_signals(lambda: handlers["stop"](), lambda: handlers["reload"]())
     async with AsyncExitStack() as stack:
         if watches_file:
-            await stack.enter_async_context(watching(path, lambda: act["reload"]()))
+            await stack.enter_async_context(watching(path, lambda: handlers["reload"]()))
         settings, mapping = _load(path, overrides, membership)
         count = 1 if when_caught_up or at_lsn is not None else settings.processes
-        is_alone = membership is None and count == 1
-        named = select_sources(mapping, only, may_miss=True).sources
-        launcher = await begin_spark(settings, named) if is_alone else None
+        is_single_process = membership is None and count == 1
+        selected = select_sources(mapping, only, may_miss=True).sources
+        launcher = await begin_spark(settings, selected) if is_single_process else None
         if launcher is not None:
             stack.push_async_callback(launcher.stop)
         # Spark starts during these imports.
@@ -105,9 +105,9 @@ async def run(
             structlog.contextvars.bind_contextvars(process=membership.number)
         elif count > 1:
             parent = make_parent(settings, path, only, list(take_over), max_sources)
-            act.update(stop=parent.stop, reload=parent.reload)
-            for name in early:
-                act[name]()
+            handlers.update(stop=parent.stop, reload=parent.reload)
+            for name in early_signals:
+                handlers[name]()
             return await parent.run()
         admin = await stack.enter_async_context(opened_admin(settings, path, mapping))
         is_static = settings.mapping_database is None
@@ -133,7 +133,7 @@ async def run(
         events = admin.attach(engine)
         reloading: set[asyncio.Task[None]] = set()
 
-        def follow(on_success: Callable[[], None]) -> None:
+        def start_reload(on_applied: Callable[[], None]) -> None:
             task = asyncio.create_task(
                 _reload(
                     admin,
@@ -141,7 +141,7 @@ async def run(
                     settings,
                     path,
                     partial(_load, path, overrides, membership),
-                    on_success,
+                    on_applied,
                 ),
                 name="configuration",
             )
@@ -149,15 +149,15 @@ async def run(
             task.add_done_callback(reloading.discard)
 
         def reload() -> None:
-            follow(lambda: None)
+            start_reload(lambda: None)
 
         def reload_for_operator() -> None:
-            follow(engine.following.confirm)
+            start_reload(engine.following.confirm)
 
         engine.following = MappingFollower(lambda: admin.mapping, reload, is_known_dead)
-        act.update(stop=engine.stop, reload=reload_for_operator)
-        for name in early:
-            act[name]()
+        handlers.update(stop=engine.stop, reload=reload_for_operator)
+        for name in early_signals:
+            handlers[name]()
         async with (
             obeying(membership, stop, reload_for_operator) as turn,
             _served(settings, admin, engine, events, membership, turn),
@@ -240,12 +240,12 @@ async def _reload(
     current: Settings,
     path: Path,
     load: Callable[[], tuple[Settings, Mapping]],
-    on_success: Callable[[], None],
+    on_applied: Callable[[], None],
 ) -> None:
     """Read the configuration again and switch to its sources and passwords.
 
-    An error in the configuration leaves the process unchanged. *on_success*: runs once the process
-    has the mapping, although a source may have failed. With a mapping database, `run` reads the
+    An error in the configuration leaves the process unchanged. *on_applied*: runs once the process
+    has the mapping, even if a source has failed. With a mapping database, `run` reads the
     last applied revision again.
     """
     try:
@@ -254,7 +254,7 @@ async def _reload(
         if settings.mapping_database is None:
             static_mapping.require_sources(settings, mapping, f"{path}: ")
         if settings.mapping_database != current.mapping_database:
-            raise MappingError(f"{path}: mapping_database has changed", hint="restart to use it")
+            raise MappingError(f"{path}: mapping_database has changed", hint="restart streamer")
         await admin.reload(settings, mapping)
         await engine.renew_passwords(settings.target.url)
     except ConfigurationError as exc:
@@ -262,11 +262,11 @@ async def _reload(
         return
     except StreamerError as exc:
         engine.adopt(settings)
-        on_success()
+        on_applied()
         log.error("configuration applied only in part", error=str(exc), code=exc.code)
         return
     engine.adopt(settings)
-    on_success()
+    on_applied()
     restart_settings = [
         name
         for name in type(settings).model_fields

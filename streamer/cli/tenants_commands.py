@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from streamer.admin.service.mapping_client import MappingClient
     from streamer.bookkeeping.purges import PurgeRecord
-    from streamer.commands.tenants.add_and_remove import Changed
+    from streamer.commands.tenants.add_and_remove import TenantChange
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def add_tenants(
     template = sys.stdin.readline().strip() if source_url == "-" else source_url
     settings, mapping, address = load_with_target()
 
-    async def add() -> "Changed":
+    async def add() -> "TenantChange":
         urls = add_and_remove.urls_of(template, sid)
         await add_and_remove.check_new(address, mapping, database, sid)
         if settings.mapping_database is None:
@@ -125,7 +125,7 @@ def remove_tenant(
         fail("this drops the tenant's replication slot; add --yes to confirm", 2)
     settings, mapping, address = load_with_target()
 
-    async def remove() -> "Changed":
+    async def remove() -> "TenantChange":
         (source,) = Scope(database=database, sid=sid).sources(mapping)
         if settings.mapping_database is None:
             changed = await asyncio.to_thread(
@@ -152,7 +152,7 @@ def remove_tenant(
             fail(result.error or "", 3)
         print_remaining([result], on_stderr=True)
         step = f"delete its rows with: {command('tenants purge', database, '--yes', sid=sid)}"
-        return add_and_remove.Changed([source.label], next_step=step, left_sql=result.left_sql)
+        return add_and_remove.TenantChange([source.label], next_step=step, left_sql=result.left_sql)
 
     changed = run_to_end(remove())
     _say(changed, "removed", as_json=as_json)
@@ -160,7 +160,7 @@ def remove_tenant(
         raise typer.Exit(3)
 
 
-def _say(changed: "Changed", outcome: str, *, as_json: bool) -> None:
+def _say(changed: "TenantChange", outcome: str, *, as_json: bool) -> None:
     if as_json:
         print_json(changed.to_json())
         return

@@ -30,7 +30,7 @@ def _settings() -> "Settings":
     return settings
 
 
-def _editable(name: str) -> "Settings":
+def _settings_for_edit(name: str) -> "Settings":
     settings = _settings()
     if settings.mapping_database is None:
         fail(
@@ -58,7 +58,7 @@ def add_user(
     from streamer.admin.service.access import hash_password
     from streamer.commands.table_requests import command_actor
 
-    settings = _editable(name)
+    settings = _settings_for_edit(name)
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
     else:
@@ -82,7 +82,9 @@ def remove_user(name: NameArgument) -> None:
     """Remove a user and end the user's sessions."""
     from streamer.commands.table_requests import command_actor
 
-    with_mapping_database(_editable(name), lambda store: store.remove_user(name, command_actor()))
+    with_mapping_database(
+        _settings_for_edit(name), lambda store: store.remove_user(name, command_actor())
+    )
     typer.echo(f"removed: {name}")
 
 
@@ -100,5 +102,5 @@ def list_users(as_json: JsonOption = False) -> None:
         stored = with_mapping_database(settings, lambda store: store.users())
         rows += [{"name": u["name"], "role": u["role"], "from": "database"} for u in stored]
     columns = [ListingColumn(name, itemgetter(name)) for name in ("name", "role", "from")]
-    nothing = "no users; add one with streamer users add NAME --role admin"
-    show(Listing(None, columns, nothing), rows, as_json=as_json)
+    empty_text = "no users; add one with streamer users add NAME --role admin"
+    show(Listing(None, columns, empty_text), rows, as_json=as_json)

@@ -87,7 +87,7 @@ def _parsed(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
-def words(values: dict[str, Any] | None) -> str:
+def fields_as_text(values: dict[str, Any] | None) -> str:
     """Return names and values on one line."""
     return " ".join(
         f"{name}={json.dumps(value, ensure_ascii=False)}"
@@ -101,10 +101,10 @@ LISTING: Final[Listing[ConflictRecord]] = Listing(
     (
         ListingColumn("table", lambda c: c.table if c.sid is None else f"{c.sid} {c.table}"),
         ListingColumn("conflict", lambda c: f"{c.kind}, {c.resolution}"),
-        ListingColumn("row", lambda c: words(c.key)),
+        ListingColumn("row", lambda c: fields_as_text(c.key)),
         ListingColumn("change", lambda c: f"{c.operation}, committed {c.commit_time}"),
         ListingColumn("position", lambda c: f"{c.lsn}, xid {c.xid}"),
-        ListingColumn("target's row", lambda c: words(c.existing)),
+        ListingColumn("target's row", lambda c: fields_as_text(c.existing)),
         ListingColumn("noted", lambda c: c.noted_at),
     ),
     "no conflicts",

@@ -36,15 +36,15 @@ class HealthAnswer:
 
 
 def find_page(addresses: Iterable[str], listen: str) -> str | None:
-    """Return the address of a page on this machine; None without a process that answers.
+    """Return the address of a page on this machine; None if no process answers.
 
-    *addresses*: those that the target has; *listen*: the address of the configuration, because the
-    target may be away.
+    *addresses*: the addresses in the bookkeeping. *listen*: the configured address, which the
+    function checks if the bookkeeping has no address.
     """
-    near = next(iter(addresses), None)
-    if near is None and ask_health(listen).healthy:
+    address = next(iter(addresses), None)
+    if address is None and ask_health(listen).healthy:
         return listen
-    return near
+    return address
 
 
 def ask_health(listen: str) -> HealthAnswer:

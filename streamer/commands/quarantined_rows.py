@@ -124,7 +124,7 @@ async def request_action(
             chosen = await _by_relation(bookkeeping, choice.ids, relations)
         else:
             chosen = {key: None for key, (_, relation) in relations.items() if relation.quarantined}
-        asked = {}
+        requested = {}
         for relation_id, ids in chosen.items():
             options = {} if ids is None else {"ids": ids}
             number = await make_request(
@@ -136,8 +136,8 @@ async def request_action(
             )
             source, relation = relations[relation_id]
             count = relation.quarantined if ids is None else len(ids)
-            asked[number] = f"{source.label} {relation.source}", count
-    return asked
+            requested[number] = f"{source.label} {relation.source}", count
+    return requested
 
 
 async def _by_relation(

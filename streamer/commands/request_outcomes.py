@@ -50,7 +50,7 @@ async def read(address: TargetAddress, request_id: int | None, limit: int) -> li
         requests = await read_requests(bookkeeping, ids, limit)
     if request_id is not None and not requests:
         raise MappingError(
-            f"no request has the number {request_id}", hint="`streamer requests` lists them"
+            f"no request has the number {request_id}", hint="`streamer requests` lists the requests"
         )
     return requests
 
@@ -73,22 +73,22 @@ async def await_outcomes(
     expects_process: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Outcomes:
-    """Wait until requests have ended, or no process is about to take them.
+    """Wait until requests have ended, or until no process will take a request.
 
     *expects_process*: without a process for the source, wait for its next start. *report* receives
-    each cause for which a source does not stream meanwhile, once. The requests may be the answer to
-    an earlier problem with a command, so such a problem does not count.
+    each cause for which a source does not stream meanwhile, once. The requests may be the remedy
+    for an earlier cause, so causes that commands mend do not count if they exist already.
     """
     causes: set[str] | None = None
     began = time.monotonic()
-    seen = began if expects_process else began - ABSENT_SECONDS
+    last_run_at = began if expects_process else began - ABSENT_SECONDS
     while True:
         requests = await read_requests(bookkeeping, list(ids))
         waiting = [request for request in requests if request.is_open]
         if not waiting:
             return Outcomes(requests)
-        if late := await _find_starting(bookkeeping, waiting):
-            return Outcomes(requests, late)
+        if delay := await _find_starting(bookkeeping, waiting):
+            return Outcomes(requests, delay)
         source_ids = {request.source_id for request in waiting}
         records = await read_source_records(bookkeeping)
         problems = find_causes(records, source_ids)
@@ -100,8 +100,8 @@ async def await_outcomes(
         absent = _find_absent(records, source_ids)
         now = time.monotonic()
         if not absent:
-            seen = now
-        elif now >= seen + ABSENT_SECONDS:
+            last_run_at = now
+        elif now >= last_run_at + ABSENT_SECONDS:
             if await _withdraw_restarts(bookkeeping, waiting, absent):
                 continue
             return Outcomes(requests, f"no process runs source {absent}", is_absent=True)
@@ -135,9 +135,9 @@ async def _find_starting(bookkeeping: Bookkeeping, waiting: Collection[Request])
 async def _withdraw_restarts(
     bookkeeping: Bookkeeping, waiting: Collection[Request], absent: str
 ) -> bool:
-    """End restarts of sources that no process runs, as failed; return whether there were any.
+    """Fail the requested restarts of sources that no process runs; return whether any was open.
 
-    The next process begins anyway, so such a request has nothing to wait for.
+    The next process starts these sources anyway.
     """
     restarts = [request for request in waiting if request.action == RESTART]
     problem = f"no process runs source {absent}"

@@ -187,8 +187,8 @@ class SourceStatus:
 
     def to_json(self) -> dict[str, Any]:
         fields = self._fields()
-        alone = of_source(source_of_row(fields | {"tables": (), "sequences": ()}))
-        hints = [str(problem.remedy) for problem in alone if problem.remedy is not None]
+        own_problems = of_source(source_of_row(fields | {"tables": (), "sequences": ()}))
+        hints = [str(problem.remedy) for problem in own_problems if problem.remedy is not None]
         return fields | {"hint": hints[0] if hints else None}
 
     def _fields(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from rich.text import Text
 from streamer.bookkeeping.replicas import ReplicaRecord
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.commands.status_problems import find_problems, in_order_of_need, summarize
-from streamer.commands.terminal_screen import lag_style, until_interrupted
+from streamer.commands.terminal_screen import lag_style, show_until_interrupted
 from streamer.commands.terminal_table import ListingColumn, print_lines, table_lines
 from streamer.copy.automatic_waits import STARTING_SPARK
 from streamer.mapping.rules import SourceLabel
@@ -247,7 +247,7 @@ async def watch(
         showing = _watch_screen(read, interval, console, is_wide=is_wide)
     else:
         showing = _watch_lines(read, interval, console, as_json=as_json)
-    await until_interrupted(showing)
+    await show_until_interrupted(showing)
 
 
 async def _watch_lines(

@@ -16,7 +16,7 @@ def find_problems(status: SourceStatus) -> list[Problem]:
 
 
 def in_order_of_need(status: SourceStatus) -> list[TableStatus]:
-    """Return tables with an error first, then those that are not ready, then by name."""
+    """Return tables with an error, then tables that are not ready, then the rest, by name."""
 
     def rank(table: TableStatus) -> tuple[bool, bool, str]:
         return not table.error, status.state_of_table(table) == "ready", table.source
@@ -35,7 +35,7 @@ def only_problems(report: StatusReport) -> StatusReport:
     return replace(report, sources=shown, unfiltered=report.counted)
 
 
-async def with_problems(address: TargetAddress, mapping: Mapping, scope: Scope) -> Scope:
+async def sources_with_problems(address: TargetAddress, mapping: Mapping, scope: Scope) -> Scope:
     """Return the sources of *scope* with a problem now."""
     report = only_problems(await read_report(address, mapping, scope=scope))
     return replace(scope, labels=frozenset(status.label for status in report.sources))

@@ -197,7 +197,7 @@ class SourceKey:
 
 
 def _check_gaps(
-    asked: Iterable[tuple[Named, RelationRecord]], action: str, options: dict[str, Any] | None
+    named: Iterable[tuple[Named, RelationRecord]], action: str, options: dict[str, Any] | None
 ) -> None:
     """Refuse a resync that streamer cannot make, or that needs consent to a gap in a table's past.
 
@@ -206,7 +206,7 @@ def _check_gaps(
     if action != "resync":
         return
     resync = Resync.from_json(options)
-    for key, relation in asked:
+    for key, relation in named:
         if (mixed := find_mixed_rows(relation, resync, key)) is not None:
             raise mixed
         if (gap := find_gap(relation, resync, key)) is not None:
@@ -276,8 +276,8 @@ async def request_each(
                     outcomes.append(outcome)
                     continue
                 ids, left_out = outcome
-                asked = [(key, relation) for relation in chosen if relation.relation_id in ids]
-                _check_gaps(asked, action, options)
+                named = [(key, relation) for relation in chosen if relation.relation_id in ids]
+                _check_gaps(named, action, options)
                 await make_requests(
                     bookkeeping, ids, action, options, actor=actor or command_actor()
                 )

@@ -6,9 +6,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 
-async def until_interrupted(showing: Coroutine[Any, Any, None]) -> None:
+async def show_until_interrupted(view: Coroutine[Any, Any, None]) -> None:
     """Show a view until the view ends, a signal arrives, or the reader of the output has gone."""
-    task = asyncio.create_task(showing, name="showing")
+    task = asyncio.create_task(view, name="view")
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:

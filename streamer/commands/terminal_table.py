@@ -35,7 +35,7 @@ class Listing(Generic[T]):
     name: str | None
     """The key of the rows in the JSON object; None prints an array of rows."""
     columns: Sequence[ListingColumn[T]]
-    nothing: str
+    empty_text: str
     """The line in place of an empty table."""
 
 
@@ -84,4 +84,4 @@ def print_lines(lines: Iterable[Text | str], console: Console | None = None) -> 
 
 def print_rows(listing: Listing[T], rows: Sequence[T], console: Console | None = None) -> None:
     """Print *rows*, or the text for an empty list."""
-    print_lines(table_lines(listing.columns, rows) if rows else [listing.nothing], console)
+    print_lines(table_lines(listing.columns, rows) if rows else [listing.empty_text], console)

@@ -103,7 +103,7 @@ class ComparisonScope(Scope):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``seconds``: the time for which tasks read undecided keys again. ``continues``: omit the
+    """``seconds``: how long tasks read undecided keys again. ``continues``: omit the
     ranges that an interrupted comparison found equal.
     """
 
@@ -137,8 +137,8 @@ class JobRunner(Protocol):
 
 @dataclass(slots=True)
 class TableResult:
-    """The answer for a table of a source. ``undecided``: keys that changed in each reading.
-    ``error``: the reason why there is no answer. ``continued_from``: the beginning of the
+    """The result for a table of a source. ``undecided``: keys that changed in each reading.
+    ``error``: the reason why the counts are missing. ``continued_from``: the beginning of the
     interrupted comparison that read some ranges; None if this comparison has read all ranges.
     """
 
@@ -199,7 +199,7 @@ class _ScopedTable:
     result: TableResult
     table: ComparedTable | None = None
     is_unread: bool = False
-    """Whether the source cannot be read. The table may still be equal."""
+    """The source could not be read, so the table may still be equal."""
     rows: int = 0
     size_bytes: int = 0
     storage: tuple[str, ...] = ()
@@ -241,7 +241,7 @@ class Comparison:
         """
         began = time.monotonic()
         try:
-            items, failure = await self._find(scope)
+            items, failure = await self._find_tables(scope)
             if failure is not None and all(item.is_unread for item in items):
                 raise failure
             compared = [item for item in items if item.table is not None]
@@ -250,7 +250,7 @@ class Comparison:
             for item in items:
                 item.result.seconds = round(time.monotonic() - began, 3)
             if scope.where is None:
-                await self._store(items)
+                await self._store_results(items)
             return [item.result for item in items]
         finally:
             await self._bookkeeping.close()
@@ -264,7 +264,7 @@ class Comparison:
             return None
         return await comparisons.count_ranges(self._bookkeeping, self._comparison_id)
 
-    async def _store(self, items: Sequence[_ScopedTable]) -> None:
+    async def _store_results(self, items: Sequence[_ScopedTable]) -> None:
         """Store the results, for `status`, metrics and the standing verification."""
         now = datetime.now(UTC)
         await store_verifications(
@@ -288,7 +288,9 @@ class Comparison:
 
     # ---- definitions ---------------------------------------------------------------------------
 
-    async def _find(self, scope: ComparisonScope) -> tuple[list[_ScopedTable], SourceError | None]:
+    async def _find_tables(
+        self, scope: ComparisonScope
+    ) -> tuple[list[_ScopedTable], SourceError | None]:
         """Return the tables of *scope*, and why a source cannot be read."""
         await require_installed(self._bookkeeping)
         records = {record.label: record for record in await read_source_records(self._bookkeeping)}
@@ -353,10 +355,10 @@ class Comparison:
                         name = parse_name(item.record.source)
                         rule = rules.get(name)
                         if rule is None:
-                            lack = "in the mapping" if name in relations else "at the source"
-                            raise ComparisonError(f'table "{name}" does not exist {lack}')
-                        aim = await read_relation(target, rule.target)
-                        if aim is None:
+                            place = "in the mapping" if name in relations else "at the source"
+                            raise ComparisonError(f'table "{name}" does not exist {place}')
+                        target_table = await read_relation(target, rule.target)
+                        if target_table is None:
                             raise ComparisonError(f'target table "{rule.target}" does not exist')
                         facts = TableFacts(
                             relation_id=item.record.relation_id,
@@ -366,7 +368,7 @@ class Comparison:
                             mapping=rule,
                             relation=relations[name],
                             published=published_relation(relations[name]),
-                            target=aim,
+                            target=target_table,
                             where=where,
                             copy_where=rule.rule.copy_where,
                             kept=rule.kept_rows(datetime.now(UTC) + EXPIRY_DISTANCE),
@@ -378,9 +380,9 @@ class Comparison:
                                 target,
                                 facts.relation.oid,
                                 rule,
-                                aim,
+                                target_table,
                                 others=rules.values(),
-                                is_shared=aim.is_shared(rule) and bool(neighbours),
+                                is_shared=target_table.is_shared(rule) and bool(neighbours),
                             )
                         item.rows = await estimate_rows(plain, facts.relation)
                         item.size_bytes = await estimate_bytes(plain, facts.relation)
@@ -393,7 +395,7 @@ class Comparison:
                 await _read_storage([item for item in items if item.table], plain, target)
 
     def _check_statements(self, table: ComparedTable) -> None:
-        """Raises ComparisonError if no SQL statements can make the table equal."""
+        """Raise ComparisonError if no SQL statements can make the table equal."""
         if self._options.sql is not None and table.type == TableType.HISTORY:
             raise ComparisonError(
                 f'no SQL statements can repair history table "{table.target_name}"',
@@ -421,9 +423,11 @@ class Comparison:
                 done=len(record.ranges) - len(remaining),
             )
         size_bytes = sum(item.size_bytes for item in group)
-        by_pages = [item.size_bytes for item in group if item.table and not item.table.is_ordered]
+        unordered_sizes = [
+            item.size_bytes for item in group if item.table and not item.table.is_ordered
+        ]
         async with passwords_renewed(self._target_url, *self._source_urls):
-            results = await self._run_job(tables, record, remaining, size_bytes, by_pages)
+            results = await self._run_job(tables, record, remaining, size_bytes, unordered_sizes)
         by_id = {item.record.relation_id: item.result for item in group}
         for item in group:
             assert item.table is not None
@@ -438,11 +442,11 @@ class Comparison:
                 )
             for name, value in row.items():
                 setattr(result, name, value)
-        for done in record.ranges:
-            if done.is_done:
-                result = by_id[done.relation_id]
-                result.rows_source += done.source_rows or 0
-                result.rows_target += done.target_rows or 0
+        for compared in record.ranges:
+            if compared.is_done:
+                result = by_id[compared.relation_id]
+                result.rows_source += compared.source_rows or 0
+                result.rows_target += compared.target_rows or 0
                 result.continued_from = record.began_at.isoformat(timespec="seconds")
         await end_comparison(self._bookkeeping, record.comparison_id)
 
@@ -484,10 +488,10 @@ class Comparison:
         record: ComparisonRecord,
         remaining: list[RangeRecord],
         size_bytes: int,
-        by_pages: list[int],
+        unordered_sizes: list[int],
     ) -> list[dict[str, Any]]:
         options = self._options
-        page_readers, more = count_page_readers(by_pages, options.jobs)
+        page_readers, further = count_page_readers(unordered_sizes, options.jobs)
         files = {"report": options.report, "sql": options.sql}
         return await self._runner.submit(
             make_job(
@@ -495,7 +499,9 @@ class Comparison:
                 [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)) for r in remaining],
                 ComparisonEnds(await login_of_target(self._target_url), self._sources),
                 options.jobs,
-                task_rate(options.rows_per_second, options.jobs + more, len(remaining) + more),
+                task_rate(
+                    options.rows_per_second, options.jobs + further, len(remaining) + further
+                ),
                 size_bytes=size_bytes,
                 page_readers=page_readers,
                 comparison_id=record.comparison_id,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from streamer.compare.readings import Tables
 from streamer.compare.repair_statements import statements
-from streamer.compare.verdicts import UNDECIDED, KeyVerdict, shown
+from streamer.compare.verdicts import UNDECIDED, KeyVerdict, verdict_fields
 from streamer.postgres.session_settings import TEXT_FORMAT, pin_sql
 
 PARQUET: Final = ".parquet"
@@ -68,7 +68,7 @@ def write_report(path: Path, tables: Tables, verdicts: Iterable[KeyVerdict]) -> 
                 "sid": table.sid,
                 "table": table.source_name,
                 "target": table.target_name,
-                **shown(table, verdict),
+                **verdict_fields(table, verdict),
                 "lsn": verdict.lsn,
             }
             file.write(json.dumps(line) + "\n")
@@ -81,7 +81,7 @@ def write_statements(path: Path, tables: Tables, verdicts: Iterable[KeyVerdict])
         file.write(f"{pin_sql(TEXT_FORMAT)};\nbegin;\n")
         for verdict in verdicts:
             table = tables[verdict.relation]
-            for statement in statements(table, shown(table, verdict)):
+            for statement in statements(table, verdict_fields(table, verdict)):
                 file.write(f"{statement};\n")
         file.write("commit;\n")
 

@@ -7,7 +7,7 @@ target reading T has a position P: T contains all commits of the table up to P, 
 *Equal.* The target's content of a key equals the source's content in the newest S with L ≤ P, or in
 a later S. An older S does not count, because T contains later changes.
 
-*Different.* From round i on, the key has the same row versions (table, place and transaction) on
+*Different.* From round i on, the key has the same row versions (table, ctid and xmin) on
 each side, and both sides differ. Then three more facts make a real difference certain:
 
 - a T of round m ≥ i has P ≥ L of round i. So T holds the source's row of round i or a later row;
@@ -17,7 +17,7 @@ each side, and both sides differ. Then three more facts make a real difference c
 - a T of a round q ≥ n has P ≥ L of round n. A row that the source lacks at i and n, and had in
   between, is deleted at the target by then.
 
-*Undecided* is a key without either judgement in time.
+*Undecided* is a key with neither judgement when the time is over.
 """
 
 import hashlib
@@ -109,8 +109,8 @@ class _Round:
 class _Pending:
     """A key in question: the row versions on both sides, since round ``since``."""
 
-    source_places: tuple[str, ...] = ()
-    target_places: tuple[str, ...] = ()
+    source_versions: tuple[str, ...] = ()
+    target_versions: tuple[str, ...] = ()
     since: int = 0
     contents: list[tuple[Lsn, bytes]] = field(default_factory=list)
     """The contents of the key in the relevant readings of the source, with positions."""
@@ -120,7 +120,7 @@ class _Pending:
         if not self.contents or self.contents[-1][1] != content:
             self.contents.append((lsn, content))
 
-    def may_be(self, content: bytes, target_lsn: Lsn) -> bool:
+    def had_content(self, content: bytes, target_lsn: Lsn) -> bool:
         """Return whether the source had *content* in its newest reading up to *target_lsn*, or in a
         later reading. Drop older readings.
         """
@@ -165,9 +165,9 @@ class Judge:
         number = len(self._rounds) - 1
         for key, pending in self._pending.items():
             rows = reading.rows.get(key, ())
-            places = _places(rows)
-            if places != pending.source_places or self._is_broken:
-                pending.source_places, pending.since = places, number
+            versions = _versions(rows)
+            if versions != pending.source_versions or self._is_broken:
+                pending.source_versions, pending.since = versions, number
             pending.add(reading.lsn, _content(rows))
         self._is_broken = False
 
@@ -186,11 +186,11 @@ class Judge:
         certain_round = self._certain_round()
         for key, pending in list(self._pending.items()):
             rows = reading.rows.get(key, ())
-            places = _places(rows)
-            if places != pending.target_places:
-                pending.target_places, pending.since = places, number
+            versions = _versions(rows)
+            if versions != pending.target_versions:
+                pending.target_versions, pending.since = versions, number
             difference = self._difference(key, rows)
-            if difference is None or pending.may_be(_content(rows), reading.lsn):
+            if difference is None or pending.had_content(_content(rows), reading.lsn):
                 del self._pending[key]
             elif pending.since <= certain_round:
                 self.different[key] = difference
@@ -208,11 +208,11 @@ class Judge:
         )
 
     def _is_certain(self, first: int) -> bool:
-        caught = self._reaches(first, self._rounds[first].source_lsn)
-        if caught is None:
+        target_round = self._reaches(first, self._rounds[first].source_lsn)
+        if target_round is None:
             return False
         running = None
-        for number in range(caught + 1, len(self._rounds)):
+        for number in range(target_round + 1, len(self._rounds)):
             committing = self._rounds[number].committing
             running = committing if running is None else running & committing
             if not running:
@@ -230,8 +230,8 @@ class Judge:
         return None
 
 
-def _places(rows: Sequence[Row]) -> tuple[str, ...]:
-    return tuple(sorted(place for place, _ in rows))
+def _versions(rows: Sequence[Row]) -> tuple[str, ...]:
+    return tuple(sorted(version for version, _ in rows))
 
 
 def _content(rows: Sequence[Row]) -> bytes:

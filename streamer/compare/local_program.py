@@ -25,7 +25,7 @@ from streamer.compare.comparison_files import VerdictFile, write_files
 from streamer.compare.readings import ComparisonEnds, SharedItems, Unit
 from streamer.compare.unit_reader import UnitReader
 from streamer.compare.verdicts import Findings, TableFinding
-from streamer.copy.parts.part_copier import PassingError
+from streamer.copy.parts.part_copier import TransientError
 
 DIFFERING_MAX: Final = 10_000
 """The number of differing rows after which a verification stops reading a table, which needs a
@@ -43,7 +43,7 @@ CANCEL_SECONDS: Final = 1.0
 def run(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Compare the tables of *job*; return a result for each, like the Spark program.
 
-    Raises PassingError, after which the same comparison continues with the remaining ranges;
+    Raises TransientError, after which the same comparison continues with the remaining ranges;
     OSError for a file that cannot be written.
     """
     ends = ComparisonEnds.read(job["ends"])
@@ -156,7 +156,7 @@ def failure(exc: Exception) -> dict[str, Any]:
     The traceback contains lines of code, and no values of rows.
     """
     text = str(exc) or type(exc).__name__
-    if isinstance(exc, PassingError | OSError):
+    if isinstance(exc, TransientError | OSError):
         return {"error": text}
     frames = "".join(traceback.format_tb(exc.__traceback__))
     return {"error": f"{type(exc).__name__}: {text}", "traceback": frames}

@@ -22,7 +22,7 @@ def always_needs_spark(settings: SyncSection) -> bool:
 
 
 def needs_spark(settings: SyncSection, job: dict[str, Any]) -> bool:
-    """Return whether only Spark can run the comparison *job*, such as to write Parquet. Pure."""
+    """Return whether the settings or a Parquet report of *job* require Spark. Pure."""
     return always_needs_spark(settings) or (job["report"] or "").endswith(PARQUET)
 
 

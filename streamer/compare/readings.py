@@ -45,7 +45,7 @@ from streamer.copy.parts.part_copier import (
     CopyEnds,
     NotCopiedError,
     Pace,
-    PassingError,
+    TransientError,
     begin_reading,
     check_server,
     connect,
@@ -199,19 +199,17 @@ class Servers:
 
 
 def describe(error: psycopg.Error) -> str:
-    """Return the message about a failed reading, without values of rows. Raises PassingError for a
-    transient error.
-    """
+    """Return the message about a failed reading, without values of rows. Raises TransientError."""
     state, diagnostic = error.sqlstate, error.diag
     primary = diagnostic.message_primary
     if state is None or is_transient(state, diagnostic.severity_nonlocalized, str(error)):
-        raise PassingError(primary or type(error).__name__) from None
+        raise TransientError(primary or type(error).__name__) from None
     return quote_unrecognized(str(primary), state, diagnostic.context)
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Translate errors of a server to PassingError, if transient, or TableError."""
+    """Translate errors of a server to TransientError, if transient, or TableError."""
     try:
         yield
     except psycopg.Error as exc:
@@ -328,7 +326,7 @@ class RangeReader:
         """Return the checksums of a range at source and target. An equal first range goes into the
         ledger.
 
-        Raises TableError, PassingError.
+        Raises TableError, TransientError.
         """
         table = self._tables[unit.relation_id]
         readers = self._readers(table)
@@ -377,7 +375,7 @@ class RangeReader:
             finally:
                 shared.stop()
         if _read_size(table, side, connection)[-1] != files:
-            raise PassingError(f'a session has rewritten the pages of "{table.source_name}"')
+            raise TransientError(f'a session has rewritten the pages of "{table.source_name}"')
         return sums
 
     def _add_up(self, table: ComparedTable, unit: Unit, side: int, parts: Iterator[Pages]) -> Sums:
@@ -411,7 +409,7 @@ class RangeReader:
 
     def split(self, unit: Unit, side: int, rows: int) -> list[Unit]:
         """Cut a range at keys of *side*, which has more *rows*. A range of equal keys stays whole.
-        Raises PassingError.
+        Raises TransientError.
         """
         table = self._tables[unit.relation_id]
         sql = table.cut_sql(table.side(side), unit.range, count_parts(rows))
@@ -545,7 +543,7 @@ class KeyJudging:
         return batches
 
     def _attempt(self, batch: Judged, read: Callable[[Judged], None]) -> None:
-        """Read a table; store a TableError as the result of the table. Raises PassingError."""
+        """Read a table; store a TableError as the result of the table. Raises TransientError."""
         if batch.error is None:
             try:
                 with reading():
@@ -556,7 +554,7 @@ class KeyJudging:
     def show(self, batch: Judged) -> Iterator[KeyVerdict]:
         """Yield the verdicts about keys that are not equal, row by row.
 
-        After a PassingError, another call yields the remaining verdicts.
+        After a TransientError, another call yields the remaining verdicts.
         """
         table, judge = batch.table, batch.judge
         keys = {n: batch.keys[n] for n in sorted({*judge.different, *judge.pending} - batch.shown)}

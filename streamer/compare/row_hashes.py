@@ -1,9 +1,9 @@
 """SQL that hashes rows and texts to two 64-bit numbers, which are equal on both servers. Pure.
 
 PostgreSQL keeps its hash functions stable for hash partitions, but not between two machines, and
-they hash bytes in the server's encoding. So a comparison uses them only if both servers give the
-same answers for `PROBE_SQL`. Otherwise the comparison uses md5 of the text in UTF-8, which takes
-seven times as long.
+hashes bytes in the server's encoding. So a comparison uses these functions only if both servers
+return the same values for `PROBE_SQL`. Otherwise the comparison uses md5 of the text in UTF-8,
+which takes seven times as long.
 
 Two servers in UTF-8 hash the form in which they send rows to a client (`record_send`). To hash the
 text of a row takes twice as long. SQL can hash bytes only as the element of an array. NaN has
@@ -81,7 +81,7 @@ def prepared_sql(kind: HashKind, text: str) -> str:
 
 
 def name_sql(kind: HashKind, text: str) -> str:
-    """Return a 128-bit hash, as text: of the *text* of a row, or of a key that no index finds."""
+    """Return a 128-bit hash of *text*, as text: for a row, or for a key without an index."""
     return f"pg_catalog.md5({text})" if kind is not HashKind.MD5 else prepared_sql(kind, text)
 
 

@@ -44,7 +44,7 @@ from streamer.compare.readings import (
     reading,
 )
 from streamer.compare.verdicts import Findings, KeyVerdict
-from streamer.copy.parts.part_copier import PassingError
+from streamer.copy.parts.part_copier import TransientError
 
 BUCKETS_ROWS: Final = 200_000
 """The number of rows of buckets that a query fetches, because each such query reads the whole
@@ -98,20 +98,20 @@ class UnitReader:
     def _retry(self, work: Callable[[], T]) -> T:
         """Return the result of *work*, which uses new connections after each failure.
 
-        Raises PassingError after all attempts, and TableError.
+        Raises TransientError after all attempts, and TableError.
         """
         for attempt in itertools.count(1):
             try:
                 return work()
-            except (PassingError, psycopg.Error) as exc:
+            except (TransientError, psycopg.Error) as exc:
                 self._reconnect(exc, attempt)
         raise AssertionError
 
-    def _reconnect(self, error: PassingError | psycopg.Error, attempt: int) -> None:
-        """Replace the connections; after the last attempt, raise PassingError."""
+    def _reconnect(self, error: TransientError | psycopg.Error, attempt: int) -> None:
+        """Replace the connections; after the last attempt, raise TransientError."""
         if attempt >= self._attempts:
-            text = str(error) if isinstance(error, PassingError) else describe(error)
-            raise PassingError(text) from None
+            text = str(error) if isinstance(error, TransientError) else describe(error)
+            raise TransientError(text) from None
         self._servers.close()
         self._connect()
 
@@ -160,7 +160,7 @@ class UnitReader:
                 for verdict in self._judging.show(judged):
                     self.findings.add(verdict)
                     yield verdict
-            except (PassingError, psycopg.Error) as exc:
+            except (TransientError, psycopg.Error) as exc:
                 self._reconnect(exc, attempt)
             else:
                 return

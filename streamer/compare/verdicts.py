@@ -34,7 +34,7 @@ class KeyVerdict(NamedTuple):
     lsn: str = "0/0"
 
 
-def shown(table: ComparedTable, verdict: KeyVerdict) -> dict[str, Any]:
+def verdict_fields(table: ComparedTable, verdict: KeyVerdict) -> dict[str, Any]:
     """Return a verdict as JSON fields: kind, differing columns, and key and values by column."""
     values = json.loads(verdict.key)
     entry: dict[str, Any] = {
@@ -125,7 +125,7 @@ class Findings:
         for relation_id, table in self._tables.items():
             finding = self.get(relation_id)
             result = {column.name: getattr(finding, column.name) for column in fields(TableFinding)}
-            result["sample"] = [shown(table, verdict) for verdict in finding.sample]
+            result["sample"] = [verdict_fields(table, verdict) for verdict in finding.sample]
             result["keys"] = [json.loads(key) for key in finding.keys or ()] or None
             results.append({"relation_id": relation_id} | result)
         return results

@@ -30,15 +30,15 @@ class _FileSchema(GenerateJsonSchema):
         return {"anyOf": [super().bool_schema(schema), _VARIABLE]}
 
     def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
-        words = super().enum_schema(schema)
-        words.pop("description", None)  # a docstring is for readers of the code
-        return {"anyOf": [words, _VARIABLE]}
+        json_schema = super().enum_schema(schema)
+        json_schema.pop("description", None)  # a docstring is for readers of the code
+        return {"anyOf": [json_schema, _VARIABLE]}
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
-        made = super().dict_schema(schema)
-        if "patternProperties" in made:
-            made["additionalProperties"] = False
-        return made
+        json_schema = super().dict_schema(schema)
+        if "patternProperties" in json_schema:
+            json_schema["additionalProperties"] = False
+        return json_schema
 
 
 def schema_of_file() -> dict[str, Any]:
@@ -49,7 +49,7 @@ def schema_of_file() -> dict[str, Any]:
         for name, field in model.get("properties", {}).items():
             if "description" in field:
                 field["description"] = "\n".join(_help(name, field["description"]))
-    # The environment can hold these settings, which a file then lacks.
+    # A file may omit these settings, because the environment can contain them.
     for model in (schema, schema["$defs"]["TargetSettings"]):
         del model["required"]
     schema["title"] = "Configuration of streamer"

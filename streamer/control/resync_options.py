@@ -59,8 +59,8 @@ class KeySet:
 class DifferingRows:
     """Rows that a comparison has found to differ, as SQL conditions.
 
-    ``source`` uses the source's columns, ``target`` those of the target's table t. ``by_index``: an
-    index finds the rows; otherwise a query reads the whole table.
+    ``source`` names the source's columns, ``target`` the columns of the target's table t.
+    ``by_index``: an index finds the rows; otherwise a query reads the whole table.
     """
 
     source: str
@@ -107,10 +107,11 @@ class RowScope:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """``force``: leave out columns that the target lacks. ``scope``: copy only these rows.
-    ``columns``: fill only these columns, by the target's names, of existing rows.
-    ``skips_changes``: skip changes before the snapshot, even where rows of the target show earlier
-    changes.
+    """The options of a resync. ``force``: leave out columns that the target lacks.
+
+    ``scope``: copy only these rows. ``columns``: fill only these columns, by the target's names, of
+    existing rows. ``skips_changes``: skip changes before the snapshot, even where rows of the
+    target show earlier changes.
     """
 
     mode: Mode = Mode.RELOAD

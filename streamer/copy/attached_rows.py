@@ -67,19 +67,21 @@ class AttachedRows:
             if row is None or row["is_requested"] or row["state"] != "ready":
                 return []
             point, is_well = row["snapshot_lsn"], row["is_well"]
-            asked = {leaf: self._requested.get((relation_id, leaf)) for leaf in gaps}
+            points = {leaf: self._requested.get((relation_id, leaf)) for leaf in gaps}
             if not is_well:  # the copy has failed: request again after the error
                 for leaf in gaps:
                     self._requested.pop((relation_id, leaf), None)
                 return []
             # Only a copy that succeeds changes the point.
-            done = [leaf for leaf, asked_point in asked.items() if asked_point not in (None, point)]
-            if requested := [leaf for leaf in gaps if leaf not in done]:
+            copied = [
+                leaf for leaf, requested_at in points.items() if requested_at not in (None, point)
+            ]
+            if requested := [leaf for leaf in gaps if leaf not in copied]:
                 rows = await fetch_all(plain, _BOUNDS_SQL, [leaf.oid for leaf in requested])
                 resync = resync_of(mapped.mapping, [row["bounds"] for row in rows])
                 await request_automatic(connection, relation_id, resync)
                 failpoint("attach.requesting")
-        for leaf in done:
+        for leaf in copied:
             del self._requested[relation_id, leaf]
         for leaf in requested:
             self._requested[relation_id, leaf] = point
@@ -88,4 +90,4 @@ class AttachedRows:
                 table=str(mapped.mapping.source),
                 partition=str(leaf.name),
             )
-        return done
+        return copied

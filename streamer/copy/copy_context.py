@@ -52,7 +52,7 @@ class SyncSettings:
     resumable_above: int = 10 << 30
     """The size in bytes above which streamer copies a table with a suitable key in chunks."""
     target_namespace: str = "public"
-    """The schema of target tables whose rule names none."""
+    """The schema of target tables whose rule names no schema."""
 
     @property
     def rates_of_task(self) -> tuple[float | None, float | None]:

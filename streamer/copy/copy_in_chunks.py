@@ -246,8 +246,10 @@ def cut_into_parts(
     size_bytes = size.part_bytes * size.parts // len(chunk.parts)
     for number, chunk_part in enumerate(chunk.parts):
         condition = chunk_part.condition(chunk.before)
-        order = replace(copy.order, heaps=(chunk_part.heap,), scope=condition, can_split=False)
-        (part,) = cut(copy_source(order, source_version, target_version))
+        query_input = replace(
+            copy.query_input, heaps=(chunk_part.heap,), scope=condition, can_split=False
+        )
+        (part,) = cut(copy_source(query_input, source_version, target_version))
         parts.append(replace(part, part=number, size_bytes=size_bytes))
     return parts
 

@@ -23,8 +23,8 @@ PART_BYTES_MIN: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class CopyOrder:
-    """A table's copy, as input for the query.
+class CopyInput:
+    """The input of the query for a table's copy.
 
     ``columns``: the columns of the source's table. ``destination``: the table that COPY fills,
     quoted. ``sid``: the value of the target's column `sid`, if written.
@@ -49,7 +49,7 @@ class CopyOrder:
     """Further conditions over the source's columns, of `copy_where` and `partition_by`."""
 
     def includes(self, name: str) -> bool:
-        """Return whether the copy writes a target column."""
+        """Return whether the copy writes the target column *name*."""
         return self.only is None or name in self.only
 
 
@@ -65,10 +65,10 @@ class _Selection:
         self.is_binary = True
 
     def add(self, expression: str, name: str, *, is_same: bool, type_oid: int) -> None:
-        """*is_same*: source and target have the same type."""
+        """Add a column of the source. *is_same*: source and target have the same type."""
         self._append(expression, name, is_binary=is_same and type_oid in self._types)
 
-    def add_own(self, expression: str, name: str, *, is_binary: bool) -> None:
+    def add_filled(self, expression: str, name: str, *, is_binary: bool) -> None:
         """Add a column that streamer fills."""
         self._append(expression, name, is_binary=is_binary)
 
@@ -78,49 +78,49 @@ class _Selection:
         self.is_binary = self.is_binary and is_binary
 
 
-def copy_source(order: CopyOrder, source_version: int, target_version: int) -> CopySource:
+def copy_source(copy_input: CopyInput, source_version: int, target_version: int) -> CopySource:
     """Return the facts that the parts of a copy have in common."""
     selection = _Selection(binary_types(source_version, target_version))
-    if order.sid is not None and order.includes(SID):
-        is_text = order.target.columns[SID].type == "text"
-        selection.add_own(f"{quote_literal(order.sid)}::text", SID, is_binary=is_text)
-    _add_columns(selection, order)
-    _add_computed(selection, order)
-    if order.only is None:
-        _add_metadata(selection, order)
-    if order.mapping.type is TableType.HISTORY and order.only is None:
-        _add_history(selection, order)
-    rule = order.mapping.rule
+    if copy_input.sid is not None and copy_input.includes(SID):
+        is_text = copy_input.target.columns[SID].type == "text"
+        selection.add_filled(f"{quote_literal(copy_input.sid)}::text", SID, is_binary=is_text)
+    _add_columns(selection, copy_input)
+    _add_computed(selection, copy_input)
+    if copy_input.only is None:
+        _add_metadata(selection, copy_input)
+    if copy_input.mapping.type is TableType.HISTORY and copy_input.only is None:
+        _add_history(selection, copy_input)
+    rule = copy_input.mapping.rule
     keys = {hashed.target: hashed.check for hashed in rule.hashes}
     hashes = [(at, keys[name]) for at, name in enumerate(selection.names) if name in keys]
     filtered = None if rule.filter is None else rule.filter.text
-    texts = (filtered, *order.conditions, order.scope)
+    texts = (filtered, *copy_input.conditions, copy_input.scope)
     conditions = [text for text in texts if text is not None]
     return CopySource(
-        relation_id=order.relation_id,
-        attempt=order.attempt,
+        relation_id=copy_input.relation_id,
+        attempt=copy_input.attempt,
         select_list=", ".join(selection.expressions),
         condition=") and (".join(conditions) or None,
-        into=(order.destination, quote_columns(selection.names)),
+        into=(copy_input.destination, quote_columns(selection.names)),
         binary=selection.is_binary and bool(selection.names) and not hashes,
-        heaps=order.heaps,
-        can_split=order.can_split and source_version >= 14_00_00,
-        columns=quote_columns(column.name for column in order.columns),
+        heaps=copy_input.heaps,
+        can_split=copy_input.can_split and source_version >= 14_00_00,
+        columns=quote_columns(column.name for column in copy_input.columns),
         names=tuple(selection.names),
         hashes=tuple(hashes),
     )
 
 
-def _add_columns(selection: _Selection, order: CopyOrder) -> None:
-    mapping = order.mapping
-    for column in order.columns:
+def _add_columns(selection: _Selection, copy_input: CopyInput) -> None:
+    mapping = copy_input.mapping
+    for column in copy_input.columns:
         name = mapping.target_column(column.name)
         if column.generated:
             continue  # the publication leaves the column out, too
         if name is not None and mapping.has_expression(name):
             continue
-        existing = order.target.columns.get(name) if name is not None else None
-        if name is None or existing is None or existing.generated or not order.includes(name):
+        existing = copy_input.target.columns.get(name) if name is not None else None
+        if name is None or existing is None or existing.generated or not copy_input.includes(name):
             continue
         is_same = column.type_oid == existing.type_oid
         selection.add(
@@ -128,11 +128,11 @@ def _add_columns(selection: _Selection, order: CopyOrder) -> None:
         )
 
 
-def _add_computed(selection: _Selection, order: CopyOrder) -> None:
-    for name, expression in order.mapping.rule.set:
-        if not order.includes(name):
+def _add_computed(selection: _Selection, copy_input: CopyInput) -> None:
+    for name, expression in copy_input.mapping.rule.set:
+        if not copy_input.includes(name):
             continue
-        target_column = order.target.columns[name]
+        target_column = copy_input.target.columns[name]
         selection.add(
             f"({expression}){computed_cast(target_column, of_target=False)}",
             name,
@@ -141,9 +141,9 @@ def _add_computed(selection: _Selection, order: CopyOrder) -> None:
         )
 
 
-def _add_metadata(selection: _Selection, order: CopyOrder) -> None:
+def _add_metadata(selection: _Selection, copy_input: CopyInput) -> None:
     """Add the metadata of copied rows: the source does not store when a row last changed."""
-    time, lsn = order.snapshot
+    time, lsn = copy_input.snapshot
     values = {
         MetadataKind.COMMITTED_AT: f"{quote_literal(time)}::timestamptz",
         MetadataKind.SYNCED_AT: "pg_catalog.clock_timestamp()",
@@ -151,15 +151,17 @@ def _add_metadata(selection: _Selection, order: CopyOrder) -> None:
         MetadataKind.OPERATION: "'copy'::text",
         MetadataKind.DELETED_AT: "null::timestamptz",
     }
-    for kind, name in order.mapping.rule.metadata:
-        selection.add_own(values[kind], name, is_binary=True)
+    for kind, name in copy_input.mapping.rule.metadata:
+        selection.add_filled(values[kind], name, is_binary=True)
 
 
-def _add_history(selection: _Selection, order: CopyOrder) -> None:
+def _add_history(selection: _Selection, copy_input: CopyInput) -> None:
     values = (HISTORY_BEGIN, HISTORY_OPEN, "false")
-    types = order.mapping.rule.history.types
+    types = copy_input.mapping.rule.history.types
     for (name, type_name), value in zip(types.items(), values, strict=True):
-        selection.add_own(value, name, is_binary=order.target.columns[name].type == type_name)
+        selection.add_filled(
+            value, name, is_binary=copy_input.target.columns[name].type == type_name
+        )
 
 
 def part_bytes(

@@ -333,13 +333,13 @@ class Round:
         self, parts: list[CopyPart], snapshot: HeldSnapshot
     ) -> list[dict[str, Any]]:
         """Copy parts, mostly with Spark; return the failed parts with reasons."""
-        alone = {c.mapped.relation_id: c.lock for c in self._copies if c.lock is not None}
+        locked = {c.mapped.relation_id: c.lock for c in self._copies if c.lock is not None}
         ranks = {copy.mapped.relation_id: copy.rank for copy in self._copies if copy.parts}
-        tasks = group([part for part in parts if part.relation_id not in alone], ranks)
-        count = len(tasks) + len(alone)
+        tasks = group([part for part in parts if part.relation_id not in locked], ranks)
+        count = len(tasks) + len(locked)
         ends = await read_ends(self._context, self._copies, snapshot, count)
         work: list[Awaitable[list[dict[str, Any]]]] = []
-        for relation_id, session in alone.items():
+        for relation_id, session in locked.items():
             if own_parts := [part for part in parts if part.relation_id == relation_id]:
                 work.append(session.copy(own_parts, ends))
         if tasks:

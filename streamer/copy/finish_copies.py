@@ -435,10 +435,10 @@ class Finisher:
         )
         version = self._context.server.version
         parts: list[CopyPart] = []
-        for some in cut_keys(keys):
-            condition = source_condition(RowScope(keys=(some,)), copy.mapped.mapping, copy.names)
-            order = replace(copy.order, scope=condition, can_split=False)
-            parts += cut(copy_source(order, version, target.server_version))
+        for batch in cut_keys(keys):
+            condition = source_condition(RowScope(keys=(batch,)), copy.mapped.mapping, copy.names)
+            query_input = replace(copy.query_input, scope=condition, can_split=False)
+            parts += cut(copy_source(query_input, version, target.server_version))
         first = len(copy.parts)
         parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
         await add_parts(target, parts)

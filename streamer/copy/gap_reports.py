@@ -1,10 +1,10 @@
 """Reports gaps: differences between ready tables and the source that no later change removes.
 
-The first kind is a partition that was attached to a published table with rows, or that was detached
-for a while. The second is a foreign table as a partition, whose changes are not in the source's
-WAL. The third is a column that a session dropped and added again, or that took a former column's
-name. Older rows then keep the former values. The fourth is a table that ALTER TABLE rewrote with
-the same columns, or with types that may have changed values: see
+The first kind is a partition that had rows when a session attached it to a published table, or that
+was detached for a while. The second is a foreign table as a partition, whose changes are not in the
+source's WAL. The third is a column that a session dropped and added again, or that took a former
+column's name. Older rows then keep the former values. The fourth is a table that ALTER TABLE
+rewrote with the same columns, or with types that may have changed values: see
 `streamer.source.tables.rewritten_tables`.
 
 The bookkeeping records the partitions in the snapshot of a copy. If a partition with rows is
@@ -53,12 +53,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A reason why rows are missing. ``before``: the remedy that must precede the copy of these
-    rows. ``sends_changes``: whether the stream contains later changes of these rows.
+    """A reason why rows are missing. ``first_steps``: the steps before the copy of these rows.
+    ``sends_changes``: whether the stream contains later changes of these rows.
     """
 
     reason: str
-    before: str = ""
+    first_steps: str = ""
     sends_changes: bool = True
 
 
@@ -66,11 +66,11 @@ async def store_present_partitions(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
     """Record the partitions of *relations* that the transaction of *plain* sees."""
-    for mapped, leaves in (await read_present(plain, relations)).items():
+    for mapped, leaves in (await read_present_partitions(plain, relations)).items():
         await set_leaves(bookkeeping, mapped.relation_id, leaves)
 
 
-async def read_present(
+async def read_present_partitions(
     plain: Connection, relations: Iterable[MappedRelation]
 ) -> dict[MappedRelation, dict[int, str]]:
     """Return the partitions of *relations* that the transaction of *plain* sees, each with the
@@ -84,24 +84,24 @@ async def read_present(
     }
 
 
-async def report_partition_gaps(
+async def report_gaps(
     bookkeeping: Bookkeeping,
     plain: Connection,
     relations: Iterable[MappedRelation],
     *,
     stop: Callable[[MappedRelation, ErrorReport], Awaitable[None]],
-    columns_too: bool = True,
+    checks_columns: bool = True,
     attached: AttachedRows | None = None,
 ) -> None:
-    """Report partitions that had rows when attached, or were detached for a while, since the copies
-    of *relations*, all in sync.
+    """Report the gaps of *relations*, all in sync, since their copies.
 
-    *attached*: copies these rows, if given. *columns_too*: also report replaced columns. A stream
-    with captured definitions is behind the catalogs, and applies such changes itself. *stop* stops
-    a table until an operator requests its copy.
+    *attached*: if given, copies the rows of attached partitions, in place of a report.
+    *checks_columns*: also report replaced columns. A stream with captured definitions is behind the
+    catalogs, and applies such changes itself. *stop* stops a table until an operator requests its
+    copy.
     """
     gaps = await find_gaps(
-        bookkeeping, plain, relations, columns_too=columns_too, attached=attached
+        bookkeeping, plain, relations, checks_columns=checks_columns, attached=attached
     )
     for mapped, reasons in gaps.items():
         error = ErrorReport.of(_describe(mapped, reasons))
@@ -117,19 +117,19 @@ async def find_gaps(
     plain: Connection,
     relations: Iterable[MappedRelation],
     *,
-    columns_too: bool = True,
+    checks_columns: bool = True,
     attached: AttachedRows | None = None,
 ) -> dict[MappedRelation, list[Gap]]:
-    """Return the gaps of those *relations* that have any, see `report_partition_gaps`."""
+    """Return the relations with gaps; for the parameters, see `report_gaps`."""
     relations = list(relations)
     if not relations:
         return {}
     gaps: dict[MappedRelation, list[Gap]] = defaultdict(list)
-    storage = await _find_rewritten(bookkeeping, plain, relations, captures=not columns_too)
+    storage = await _find_rewrite_gaps(bookkeeping, plain, relations, captures=not checks_columns)
     for mapped, gap in storage.items():
         gaps[mapped].append(gap)
-    if columns_too:
-        for mapped, gap in (await _find_columns(bookkeeping, plain, relations)).items():
+    if checks_columns:
+        for mapped, gap in (await _find_column_gaps(bookkeeping, plain, relations)).items():
             gaps[mapped].append(gap)
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     leaves = await read_leaves(plain, by_name)
@@ -142,7 +142,7 @@ async def find_gaps(
         # With `keys: disjoint`, a row that the stream never inserted may share its key with a row
         # of a peer table. A partial copy would overwrite the peer's row.
         may_copy = not mapped.mapping.rule.is_disjoint
-        gaps[mapped] += await _find_leaves(
+        gaps[mapped] += await _find_partition_gaps(
             bookkeeping, plain, mapped, local, former, attached if may_copy else None
         )
         if foreign := [leaf for leaf in present if leaf.is_foreign]:
@@ -162,7 +162,7 @@ def _foreign_gap(leaves: list[Leaf]) -> Gap:
 
 def _describe(mapped: MappedRelation, gaps: list[Gap]) -> GapError:
     source, name = mapped.source, str(mapped.mapping.source)
-    reasons, steps = [gap.reason for gap in gaps], [gap.before for gap in gaps]
+    reasons, steps = [gap.reason for gap in gaps], [gap.first_steps for gap in gaps]
     # With `keys: disjoint`, writing only the rows that differ could overwrite a peer table's rows.
     options = () if mapped.mapping.rule.is_disjoint else ("--mode", "diff")
     if mapped.mapping.rule.is_disjoint:
@@ -175,7 +175,7 @@ def _describe(mapped: MappedRelation, gaps: list[Gap]) -> GapError:
     return GapError("; ".join(reasons), hint=Remedy.of(*steps, "run: ", resync))
 
 
-async def _find_leaves(
+async def _find_partition_gaps(
     bookkeeping: Bookkeeping,
     plain: Connection,
     mapped: MappedRelation,
@@ -192,18 +192,20 @@ async def _find_leaves(
     # The stream lacks all changes of a partition while it was detached.
     former = stored or {}
     reattached = [leaf for leaf in leaves if former.get(leaf.oid, "") not in ("", leaf.attached_by)]
-    done: list[Leaf] = []
+    copied: list[Leaf] = []
     if attached is not None and (gaps or reattached):
-        done = await attached.request_rows(bookkeeping, plain, mapped, gaps + reattached)
-    seen = {leaf.oid: leaf.attached_by for leaf in leaves if leaf not in unknown or leaf in done}
+        copied = await attached.request_rows(bookkeeping, plain, mapped, gaps + reattached)
+    recorded = {
+        leaf.oid: leaf.attached_by for leaf in leaves if leaf not in unknown or leaf in copied
+    }
     for leaf in reattached:
-        if leaf in done:
+        if leaf in copied:
             continue
-        seen[leaf.oid] = former[leaf.oid]
-    if done:
+        recorded[leaf.oid] = former[leaf.oid]
+    if copied:
         failpoint("attach.requested")
-    if seen != stored:
-        await set_leaves(bookkeeping, mapped.relation_id, seen)
+    if recorded != stored:
+        await set_leaves(bookkeeping, mapped.relation_id, recorded)
     if attached is not None:
         return []
     parts = [
@@ -227,7 +229,7 @@ def replaced_columns(stored: Mapping[str, int], now: Mapping[str, int]) -> list[
     return [name for name, number in now.items() if abs(stored.get(name, number)) != number]
 
 
-async def _find_columns(
+async def _find_column_gaps(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> dict[MappedRelation, Gap]:
     """Return the gaps caused by columns that were replaced since the last copies of *relations*."""
@@ -252,7 +254,7 @@ async def _find_columns(
     return gaps
 
 
-async def _find_rewritten(
+async def _find_rewrite_gaps(
     bookkeeping: Bookkeeping,
     plain: Connection,
     relations: Iterable[MappedRelation],
@@ -281,7 +283,7 @@ async def _find_rewritten(
                 present[table.oid] = table.storage.lost if was_rewritten else table.storage
             if not captures and table.storage.has_other_columns(former):
                 if cast is None:
-                    cast = await _find_cast(bookkeeping, plain, mapped)
+                    cast = await _find_cast_columns(bookkeeping, plain, mapped)
                 if cast:
                     present[table.oid] = table.storage.lost
         if present != stored_storage and not await set_storage(
@@ -297,7 +299,7 @@ async def _find_rewritten(
     return gaps
 
 
-async def _find_cast(
+async def _find_cast_columns(
     bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation
 ) -> list[str]:
     """Return the columns whose values a cast may have changed at the source, but not at the

@@ -36,7 +36,7 @@ from streamer.copy.copy_snapshot import (
     read_tables_seen,
 )
 from streamer.copy.finish_copies import Finisher
-from streamer.copy.gap_reports import find_gaps, read_present, store_present_partitions
+from streamer.copy.gap_reports import find_gaps, read_present_partitions, store_present_partitions
 from streamer.copy.parts.ctid_ranges import cut, task_rate
 from streamer.copy.parts.part_copier import CopyEnds
 from streamer.copy.prepare_copy import TOGETHER, TableCopy, store_parts
@@ -194,7 +194,7 @@ class CopyPlanner:
         # partitions.
         if table is not None and table.relation.is_partitioned and copy.scope.is_whole:
             if copy.scope.is_to_point:  # store these only after the copy, which may fail
-                present = await read_present(plain, [copy.mapped])
+                present = await read_present_partitions(plain, [copy.mapped])
                 return replace(table, leaves=present.get(copy.mapped))
             await store_present_partitions(self._context.bookkeeping, plain, [copy.mapped])
         return table
@@ -259,7 +259,7 @@ class CopyPlanner:
         is_hashed = bool(copy.mapped.mapping.rule.hashes)
         if copy.scope.is_to_point and not copy.scope.resync.is_partial and not is_hashed:
             await self._find_differences(copy)
-        source = copy_source(copy.order, self._context.server.version, target.server_version)
+        source = copy_source(copy.query_input, self._context.server.version, target.server_version)
         copy.columns = source.names
         size = part_bytes(
             relation.size_bytes,
@@ -282,7 +282,7 @@ class CopyPlanner:
         context = self._context
         async with context.sources.connection(context.source) as source:
             gaps = await find_gaps(
-                context.bookkeeping, source, [copy.mapped], columns_too=not context.captures
+                context.bookkeeping, source, [copy.mapped], checks_columns=not context.captures
             )
         if gaps:
             raise unguarded_error(copy.mapped)

@@ -48,7 +48,7 @@ from streamer.copy.copy_obstacles import (
     occupied_error,
     own_target_error,
 )
-from streamer.copy.copy_query import CopyOrder
+from streamer.copy.copy_query import CopyInput
 from streamer.copy.copy_snapshot import HeldSnapshot, TableSeen
 from streamer.copy.parts.ctid_ranges import CopyPart
 from streamer.copy.resync_scope import (
@@ -192,10 +192,10 @@ class TableCopy:
         return self.method.mode is not WriteMode.DIRECT
 
     @property
-    def order(self) -> CopyOrder:
+    def query_input(self) -> CopyInput:
         """The input of the copy's query."""
         rows = self.rows
-        return CopyOrder(
+        return CopyInput(
             self.mapped.relation_id,
             self.method.attempt,
             self.mapped.mapping,
@@ -347,15 +347,15 @@ class Preparation:
         if missing and self._create_tables:
             await self._create(source, target, missing, facts)
         # Another source may have created a table after the query of `former`.
-        late = [
+        created_meanwhile = [
             (mapped, relation)
             for mapped, relation in pairs
             if mapped.mapping.target not in former and mapped not in self._created
         ]
-        if late:
-            prepared = dict(await self._prepare_targets(source, target, late))
+        if created_meanwhile:
+            prepared = dict(await self._prepare_targets(source, target, created_meanwhile))
             pairs = [(mapped, prepared.get(mapped, relation)) for mapped, relation in pairs]
-        if missing or late:
+        if missing or created_meanwhile:
             tables = await read_relations(target, targets)
         if self._changed is None:
             await self._widen(target, pairs, tables)

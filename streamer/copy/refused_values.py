@@ -86,5 +86,5 @@ async def _remedy_for_values(
         return Remedy.of(exc.message)
     if not statements:
         return None
-    again = run("resync", str(relation.name), database=source.database, sid=source.sid)
-    return Remedy.of("run at the target: ", at_target(*statements), "; then run `", again, "`")
+    resync = run("resync", str(relation.name), database=source.database, sid=source.sid)
+    return Remedy.of("run at the target: ", at_target(*statements), "; then run `", resync, "`")

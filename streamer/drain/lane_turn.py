@@ -238,7 +238,7 @@ class Turn:
         for number, lane_transaction in enumerate(transactions):
             try:
                 plans = await self._planner.plans(lane_transaction, earlier=changed)
-                remaining = await self._writer.follow(lane_transaction, plans)
+                remaining = await self._writer.divert_followers(lane_transaction, plans)
                 window.add(lane_transaction, plans, remaining)
                 changed.update(mapped for mapped, _ in lane_transaction.changes)
             except ProtocolError as exc:

@@ -21,7 +21,7 @@ from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
 from streamer.apply.rows.fold import Counts
 from streamer.apply.write.commit_counts import count_changes, count_drained, table_labels
 from streamer.apply.write.conflicts import ConflictsFound
-from streamer.apply.write.planner import Planner, known_plans
+from streamer.apply.write.planner import Planner, existing_plans
 from streamer.decode.pgoutput import Redefinition
 from streamer.decode.transactions import Changes, Transaction
 from streamer.drain.commit_transactions import (
@@ -185,19 +185,19 @@ class LargeTransaction:
         while not (transactions := self._read()):
             await until_changed(self._lane, None)
             _check_no_pending_copy(touched, transaction)
-        plans = known_plans(transactions[0])
+        plans = existing_plans(transactions[0])
         if plans is None or may_divert(transactions[0]):
             return transactions, None
         window = LaneWindow(self._lane)
         window.add(transactions[0], plans, [[] for _ in plans])
         for mapped, changes, plan in window.parts[0]:
             for start in range(0, len(changes.payloads), AHEAD_ROWS):
-                some = changes.payloads[start : start + AHEAD_ROWS]
+                payloads = changes.payloads[start : start + AHEAD_ROWS]
                 relation = window.relations[mapped]
                 if plan.metadata is None:
-                    relation.add(plan, some)
+                    relation.add(plan, payloads)
                 else:
-                    relation.add_by_transaction(plan, [(transactions[0].transaction, some)])
+                    relation.add_by_transaction(plan, [(transactions[0].transaction, payloads)])
                 await asyncio.sleep(0)  # the write in progress goes first
         return transactions, window
 
@@ -256,11 +256,11 @@ class LargeTransaction:
     async def _piece_window(self, piece: LaneTransaction) -> LaneWindow:
         planner = self._planner
         if self._definitions.has_applied:  # other sessions do not see the definitions yet
-            planner = planner.inside(self._writer.target)
+            planner = planner.in_transaction(self._writer.target)
         plans = await planner.plans(piece, earlier=self._touched)
         self._writer.start_window()
         window = LaneWindow(self._lane)
-        window.add(piece, plans, await self._writer.follow(piece, plans))
+        window.add(piece, plans, await self._writer.divert_followers(piece, plans))
         return window
 
     async def _next_piece(self) -> list[LaneTransaction]:

@@ -401,8 +401,8 @@ class SourceMapping:
     @property
     def makes_definitions(self) -> bool:
         """Whether target tables get definitions beside the stream."""
-        asked = any(rule.includes_definitions for rule in self.rules)
-        return asked or self.ddl is DdlCapture.CAPTURE
+        includes_definitions = any(rule.includes_definitions for rule in self.rules)
+        return includes_definitions or self.ddl is DdlCapture.CAPTURE
 
     @property
     def has_tenants(self) -> bool:

@@ -57,7 +57,7 @@ def make_app(
     async def not_found(request: Request, exc: Exception) -> Response:
         error = {
             "code": NotFoundError.code,
-            "message": f"nothing at {request.url.path}",
+            "message": f"no page or resource has the path {request.url.path}",
             "hint": None,
             "runbook": runbook_address(NotFoundError.code),
         }

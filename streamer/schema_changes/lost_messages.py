@@ -119,7 +119,7 @@ async def _apply_to_table(
     if stored is None or not stored.is_whole or not relations or mapped.obstacle is not None:
         return False
     try:
-        message, columns = await planner.present(mapped, relations)
+        message, columns = await planner.describe_columns(mapped, relations)
     except StreamerError as exc:
         # The caller then raises the refusal, and the next attempt of the lane queries the source
         # again.

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from streamer.bookkeeping.planned_definitions import end_plans, put_plans, read_plans, read_taken
+from streamer.bookkeeping.planned_definitions import (
+    put_plans,
+    read_plans,
+    read_taken,
+    withdraw_plans,
+)
 from streamer.mapping.rule_options import DdlKind
 from streamer.schema.definition_message import DefinitionMessage
 from streamer.schema.indexes_constraints_types import DefinedObject
@@ -71,7 +76,7 @@ class Objects:
     async def store(self, translation: ObjectTranslation) -> None:
         """Store new plans and the ends of plans, for work after the commit of this transaction."""
         relation_id = self._mapped.relation_id
-        await end_plans(self._target, relation_id, translation.ended)
+        await withdraw_plans(self._target, relation_id, translation.ended)
         await put_plans(self._target, relation_id, translation.planned)
 
     async def plan_lost(
@@ -119,7 +124,7 @@ class Objects:
             void += plans
             if plans and column is not None:
                 columns.append(column)
-        await end_plans(self._target, relation_id, void)
+        await withdraw_plans(self._target, relation_id, void)
         names = [c.sequence.name for c in columns if c.sequence is not None]
         used = await read_taken(self._target, mapping.target, names) if names else frozenset()
         place = TargetPlace.at(mapping, relation)

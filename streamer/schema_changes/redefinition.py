@@ -125,7 +125,7 @@ class Definitions:
             change = self._change = TableChange(table, command)
             await change.make(changes)
             if change.quarantined:
-                self._writer.quarantine_changed(mapped, change.quarantined)
+                self._writer.record_quarantine_change(mapped, change.quarantined)
         elif stored != definition:
             await store_definition(self._target, mapped.relation_id, definition)
         mapped.plan = None

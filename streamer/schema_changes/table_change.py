@@ -18,9 +18,9 @@ from streamer.bookkeeping.ddl_records import (
     SKIP,
     WAITING,
     DdlDecision,
-    forget_made,
+    delete_made,
+    mark_made_for_peers,
     put_ddl,
-    put_made,
     read_decision,
 )
 from streamer.bookkeeping.planned_definitions import lock_plans
@@ -118,7 +118,7 @@ class TableChange:
             edits, shown = decision.is_edited, self._shown
             reason = f"the statements of `ddl edit` failed: {exc.message}" if edits else exc.message
             waiting = partial(self._put, changes=words, statements=shown, reason=reason)
-            self._after = partial(waiting, state=WAITING, seen=decision.state)
+            self._after = partial(waiting, state=WAITING, former_state=decision.state)
             raise await stop_error(self._table, self._command, reason, shown, exc) from exc
         await self._record(target, words, translation)
         failpoint("ddl.applied")
@@ -328,9 +328,9 @@ class TableChange:
         )
         place = self._command.place
         if target.is_shared(self._table.mapped.mapping):
-            await forget_made(self._target, place)
+            await delete_made(self._target, place)
         if translation.is_for_all:
-            await put_made(self._target, place, self._command.message.query, words)
+            await mark_made_for_peers(self._target, place, self._command.message.query, words)
         log.info(
             "definition changed",
             source=self._table.source.label,

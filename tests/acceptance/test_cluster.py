@@ -346,7 +346,7 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
     shown += out + err + str([result.to_json() for result in results.values()])
     recorded = written(cluster.work, cluster.directory / "events", tmp_path / "spool")
     assert "SparkListenerTaskEnd" in recorded
-    assert "streamer.copy.parts.part_copier.PassingError: " in recorded, "why the task failed"
+    assert "streamer.copy.parts.part_copier.TransientError: " in recorded, "why the task failed"
     for text in (shown, recorded):
         assert SECRET not in text
         assert SPARK_SECRET not in text

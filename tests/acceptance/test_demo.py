@@ -100,7 +100,7 @@ def assert_is_ready(said: str) -> None:
     with opener.open(metrics[1].replace("/metrics", "/readyz"), timeout=60) as answer:
         assert answer.status == 200
     address = metrics[1].removesuffix("metrics")
-    assert f"its page: {address}" in said
+    assert f"page of streamer: {address}" in said
     assert re.search(rf"page +{re.escape(address)}", said)
     with opener.open(address, timeout=60) as answer:
         assert answer.status == 200

@@ -81,7 +81,7 @@ sources:
             else:
                 await assert_refused(client, method, path, 409)
         refused = await client.post("/api/databases", json={})
-        assert "edit it and send SIGHUP" in refused.json()["error"]["hint"]
+        assert "edit the file and send SIGHUP" in refused.json()["error"]["hint"]
         missing = await client.get("/api/sources/history?database=none")
         assert "apply" not in missing.text
         (url,) = (await client.get("/api/urls")).json()["items"]

@@ -12,7 +12,7 @@ from streamer.admin.mapping.keyring import Keyring
 from streamer.admin.service.access import FAILURES_MAX
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import migrate
-from streamer.bookkeeping.requests import KEPT_DAYS, begin_act, read_acts
+from streamer.bookkeeping.requests import KEPT_DAYS, begin_act, read_audited
 from streamer.commands.quarantined_rows import Choice, request_action
 from streamer.commands.table_requests import command_actor, request
 from streamer.postgres.secret import Secret
@@ -111,7 +111,7 @@ async def test_both_audits_drop_rows_by_age(target: Database, tmp_path: Path, at
         admin = await open_store(path, keyring)
         await admin.prune_audit()  # as the server does when it starts
     async with bookkeeping.connection() as connection_to_target:
-        acts, _ = await read_acts(connection_to_target, 10)
+        acts, _ = await read_audited(connection_to_target, 10)
     entries, _ = await admin.audit(Query())
     await bookkeeping.close()
     await admin.close()

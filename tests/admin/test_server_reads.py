@@ -11,7 +11,14 @@ from streamer.admin.service.server_reads import AT_ONCE, ServerReads
 from tests.support.admin import VIEWER_TOKEN, OpenAdmin
 from tests.support.postgres import Database
 
-READERS = ("read_report", "make_plan", "read_source", "read_acts", "read_table_pair", "read_rows")
+READERS = (
+    "read_report",
+    "make_plan",
+    "read_source",
+    "read_audited",
+    "read_table_pair",
+    "read_rows",
+)
 PATHS = ("status", "plan", "discover?url_id=1", "audit", "quarantine", "conflicts", "tenants")
 
 

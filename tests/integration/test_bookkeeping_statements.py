@@ -466,7 +466,7 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
         await planned_definitions.set_failed(target, plan, "not yet")
         assert await planned_definitions.is_pending(target, plan)
         ended = [(plan.kind, plan.name)]
-        await planned_definitions.end_plans(target, relation_id, ended)
+        await planned_definitions.withdraw_plans(target, relation_id, ended)
         (unwanted,) = await planned_definitions.read_unwanted(target)
         await planned_definitions.put_plans(target, relation_id, [planned])
         assert await planned_definitions.read_unwanted(target) == [
@@ -476,7 +476,7 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
         assert await planned_definitions.read_pending(target, relation_id) == [plan]
         await planned_definitions.set_made(target, plan)
         assert await planned_definitions.read_definitions(target) == {}
-        await planned_definitions.end_plans(target, relation_id, ended)
+        await planned_definitions.withdraw_plans(target, relation_id, ended)
         await planned_definitions.put_plans(target, relation_id, [planned])
         (plan,) = await planned_definitions.read_plans(target, relation_id)
         await planned_definitions.give_up(target, plan, "no", ["left"])

@@ -97,7 +97,7 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
 SWAP = "alter table {0} rename v to x; alter table {0} rename w to v; alter table {0} rename x to w"
 
 
-@pytest.mark.follows("apply.write.planner:_other_columns")
+@pytest.mark.follows("apply.write.planner:_changed_columns")
 async def test_columns_that_had_each_others_names_stop_the_table_also_once_they_have_their_own(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from streamer.commands import repair
 from streamer.commands.table_requests import request
 from streamer.commands.tenants.purge_rows import purge
-from streamer.copy.gap_reports import report_partition_gaps
+from streamer.copy.gap_reports import report_gaps
 from streamer.errors.error_classes import MappingError
 from streamer.runtime.session import source_checks
 from streamer.target.connection import TargetAddress
@@ -125,7 +125,7 @@ async def test_a_copy_of_differing_rows_refuses_rows_that_came_without_an_insert
 ) -> None:
     """A row of an attached partition may have the key of a row of a second table."""
     monkeypatch.setattr(source_checks, "CHECK_SECONDS", 0.5)
-    monkeypatch.setattr(source_checks, "report_partition_gaps", _report_no_gaps)
+    monkeypatch.setattr(source_checks, "report_gaps", _report_no_gaps)
     source.execute(FILL.format("events_1", 10))
     source.execute(
         "create table events_2 (id int primary key, v text) partition by range (id);"
@@ -150,7 +150,7 @@ async def test_a_copy_of_differing_rows_refuses_rows_that_came_without_an_insert
         assert rows(target, "events") == before
         await request(address, "resume", "events_2", database=None, sid=None)
         await streamer.table_state("public.events_2", "ready")
-        monkeypatch.setattr(source_checks, "report_partition_gaps", report_partition_gaps)
+        monkeypatch.setattr(source_checks, "report_gaps", report_gaps)
         gap = await remedy_of(streamer, "public.events_2", "attached as a partition")
         assert [step.line for step in gap.commands] == [resync]
         limited: list[dict[str, object]] = [{"mode": "diff"}, {"scope": {"where": ["id < 15"]}}]

@@ -105,7 +105,7 @@ async def test_a_plan_that_waits_for_the_source_keeps_no_connection_of_the_drain
     monkeypatch.setattr(drainer, "LOCK_SECONDS", 1.0)
     answers, asked = asyncio.Event(), asyncio.Event()
     answers.set()
-    define = Planner._define
+    define = Planner._read_definition
 
     async def wait_and_define(planner: Planner, mapped: MappedRelation) -> dict[str, DefinedColumn]:
         if mapped.mapping.source.name == "slow":
@@ -113,7 +113,7 @@ async def test_a_plan_that_waits_for_the_source_keeps_no_connection_of_the_drain
             await answers.wait()
         return await define(planner, mapped)
 
-    monkeypatch.setattr(Planner, "_define", wait_and_define)
+    monkeypatch.setattr(Planner, "_read_definition", wait_and_define)
     for table in ("slow", "quick"):
         source.execute(f"create table {table} (id int primary key)")
     async with stream("slow:\nquick:", settings="workers: 1") as streamer:

@@ -60,7 +60,7 @@ async def test_commands_refuse_a_server_from_which_the_process_does_not_stream(
         diagnosis = await diagnose(streamer.settings, streamer.mapping)
         await write_bundle(bundle, streamer.settings, streamer.mapping, diagnosis)
         (slots,) = json.loads(zipfile.ZipFile(bundle).read("streamer/slots.json"))
-        assert ELSEWHERE in slots["found"]["error"]
+        assert ELSEWHERE in slots["slots"]["error"]
         status = await streamer.status()
         assert status["own"]["error_code"] == "source_elsewhere"
         assert status["own"]["state"] == "at another server"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamer.commands.status import read_report
-from streamer.commands.status_problems import with_problems
+from streamer.commands.status_problems import sources_with_problems
 from streamer.commands.table_requests import request
 from streamer.commands.wait import wait
 from streamer.mapping.scope import Scope
@@ -76,12 +76,12 @@ async def test_wait_can_be_limited_and_waits_for_absent_sources_and_for_requests
         source_proxy.leave()
 
         async def only_crm_has_a_problem() -> bool:
-            return (await with_problems(address, streamer.mapping, Scope())).labels == frozenset(
-                {"crm"}
-            )
+            return (
+                await sources_with_problems(address, streamer.mapping, Scope())
+            ).labels == frozenset({"crm"})
 
         await until(only_crm_has_a_problem, seconds=40)
-        scope = await with_problems(address, streamer.mapping, Scope())
+        scope = await sources_with_problems(address, streamer.mapping, Scope())
         late = await wait(address, streamer.mapping, 4, scope)
         assert 'source "crm"' in (late or "")
         late = await missing(4)

@@ -21,7 +21,7 @@ from streamer.commands import ddl_decisions
 from streamer.compare import differences_at_point, local_program
 from streamer.config import static_mapping
 from streamer.copy import plan_copies
-from streamer.copy.parts.part_copier import CopyEnds, PassingError, copy_parts
+from streamer.copy.parts.part_copier import CopyEnds, TransientError, copy_parts
 from streamer.copy.spark.launcher import SparkLauncher
 from streamer.errors.error_classes import ComparisonError
 from streamer.mapping.rules import Mapping
@@ -263,7 +263,7 @@ class ComparesInThreads:
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         try:
             return await asyncio.to_thread(local_program.run, job)
-        except PassingError as exc:
+        except TransientError as exc:
             raise ComparisonError(f"the comparison stopped: {exc}") from None
 
 

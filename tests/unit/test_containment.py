@@ -93,7 +93,7 @@ async def test_a_cancellation_counts_while_planning_fails() -> None:
     async def fail(_key: object) -> None:
         raise TargetConnectionError("the target is away")
 
-    planner._define, planner._read = end_slowly, end_slowly
+    planner._read_definition, planner._read_target = end_slowly, end_slowly
     planner._source_columns = SimpleNamespace(get=fail)
     task = asyncio.create_task(planner._read_both(mapped_relation()))
     await ending_read.wait()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from streamer.copy.copy_query import PART_BYTES_MIN, CopyOrder, copy_source, part_bytes
+from streamer.copy.copy_query import PART_BYTES_MIN, CopyInput, copy_source, part_bytes
 from streamer.copy.copy_snapshot import TableSeen
 from streamer.copy.parts.ctid_ranges import PART_BYTES, Heap
 from streamer.copy.plan_copies import DEFER_BYTES_MIN, is_large
@@ -24,13 +24,13 @@ HISTORY = (
 )
 
 
-def order(mapping: RelationMapping, target: TargetRelation, *, sid: str | None = None) -> CopyOrder:
+def order(mapping: RelationMapping, target: TargetRelation, *, sid: str | None = None) -> CopyInput:
     columns = (
         source_column("id"),
         source_column("name"),
         source_column("made", generated="s"),
     )
-    return CopyOrder(7, 2, mapping, columns, target, sid, "t", (Heap("t", 0, 1),), True)
+    return CopyInput(7, 2, mapping, columns, target, sid, "t", (Heap("t", 0, 1),), True)
 
 
 def test_columns_that_the_target_has_are_copied_by_its_names() -> None:

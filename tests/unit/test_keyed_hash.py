@@ -12,7 +12,7 @@ from streamer.apply.rows.binary_transfer import binary_obstacle, binary_types
 from streamer.apply.rows.hashed_columns import check_input_types, hashed_message
 from streamer.apply.rows.make_plan import make_plan
 from streamer.config.static_mapping import load
-from streamer.copy.copy_query import CopyOrder, copy_source
+from streamer.copy.copy_query import CopyInput, copy_source
 from streamer.copy.parts.ctid_ranges import Heap, cut
 from streamer.copy.parts.part_copier import CopyEnds
 from streamer.copy.resync_scope import unchanged_columns
@@ -205,7 +205,7 @@ def test_a_job_of_spark_describes_parts_without_the_key(tmp_path: Path) -> None:
     """Only the two ends of a job have the key, beside the connection strings."""
     _, mapping = load(config(tmp_path, f"{{{HASHED}}}"))
     made = next(iter(resolved(mapping)))
-    order = CopyOrder(
+    order = CopyInput(
         relation_id=1,
         attempt=1,
         mapping=made,

@@ -33,10 +33,10 @@ async def test_no_source_waits_for_the_catalogs_of_another_one() -> None:
 
     nothing: Any = None
     planner = Planner(nothing, nothing, nothing, nothing, ask, nothing)
-    frozen = asyncio.create_task(planner._define(of_database("frozen")))
+    frozen = asyncio.create_task(planner._read_definition(of_database("frozen")))
     async with asyncio.timeout(5):
         await is_asked.wait()
-        await planner._define(of_database("shop"))
+        await planner._read_definition(of_database("shop"))
     assert asked == ["frozen", "shop"]
     frozen.cancel()
 

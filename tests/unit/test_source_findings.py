@@ -141,7 +141,7 @@ def test_two_sids_of_one_group_for_one_database() -> None:
 def test_heartbeats_that_cannot_beat() -> None:
     facts = facts_of()
     assert problems(check_heartbeat(facts, 5.0)) == []
-    facts.usage = replace(USAGE, may_beat=False)
+    facts.usage = replace(USAGE, may_write_heartbeats=False)
     assert problems(check_heartbeat(facts, 0.0)) == []
     (finding,) = check_heartbeat(facts, 5.0)
     assert finding.fix is not None

@@ -27,7 +27,7 @@ def test_all_callers_agree_whether_to_try_again(state: str) -> None:
     is_transient = state in TRANSIENT
     assert sqlstate.is_transient(state) is is_transient
     assert (target.translate(at_target).retry is Retry.TIMED) is is_transient
-    assert part_copier._is_passing(by_libpq) is is_transient
+    assert part_copier._is_transient(by_libpq) is is_transient
     assert (connection.translate(by_libpq, "shop").retry is Retry.TIMED) is is_transient
     if is_transient:
         assert not sqlstate.is_row_specific(state)
@@ -55,14 +55,14 @@ def test_an_internal_error_is_tried_again_where_a_change_of_definitions_explains
     at_source = connection.translate(by_libpq, "shop")
     assert (target.translate(at_target).retry is Retry.TIMED) is is_race
     assert (at_source.retry is Retry.TIMED) is is_race
-    assert part_copier._is_passing(by_libpq) is is_race
+    assert part_copier._is_transient(by_libpq) is is_race
     assert message in str(at_source)
 
 
 def test_a_target_that_is_read_only_for_a_while_is_waited_for() -> None:
     error = asyncpg.ReadOnlySQLTransactionError("cannot execute INSERT in a read-only transaction")
     assert isinstance(target.translate(error), TargetContentionError)
-    assert part_copier._is_passing(psycopg.errors.lookup("25006")("no"))
+    assert part_copier._is_transient(psycopg.errors.lookup("25006")("no"))
 
 
 def test_a_protocol_violation_that_leaves_the_connection_is_about_a_value() -> None:

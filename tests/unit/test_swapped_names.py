@@ -2,14 +2,14 @@
 
 import pytest
 
-from streamer.apply.write.planner import traded_names
+from streamer.apply.write.planner import swapped_names
 from streamer.schema.source_definition import DefinedColumn
 
 KNOWN = {"id": 1, "v": -2, "w": 3}
 
 
 @pytest.mark.parametrize(
-    ("names", "now", "traded"),
+    ("names", "now", "swapped"),
     [
         pytest.param("id v w", "id v w", "", id="as ever"),
         pytest.param("id w v", "id w v", "w v", id="swapped"),
@@ -21,10 +21,10 @@ KNOWN = {"id": 1, "v": -2, "w": 3}
         pytest.param("v id w", "id v w", "v id", id="a key swapped for a time"),
     ],
 )
-def test_names_in_another_order(names: str, now: str, traded: str) -> None:
+def test_names_in_another_order(names: str, now: str, swapped: str) -> None:
     present = {
         name: DefinedColumn(number, name, "text")
         for number, name in enumerate(now.split(), 1)
         if name != "-"
     }
-    assert traded_names(names.split(), KNOWN, present) == traded.split()
+    assert swapped_names(names.split(), KNOWN, present) == swapped.split()

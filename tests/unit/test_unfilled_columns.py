@@ -1,6 +1,6 @@
 """The columns whose values existing rows of the target lack."""
 
-from streamer.apply.write.planner import columns_of, columns_to_backfill
+from streamer.apply.write.planner import columns_to_backfill, columns_to_store
 from streamer.schema.source_definition import DefinedColumn
 from tests.unit.build import apply_plan
 
@@ -20,7 +20,7 @@ def test_only_columns_whose_existing_rows_have_values_are_copied() -> None:
     assert columns_to_backfill(plan, known, now, {}) == ["d", "e"]
     filled = now | {"d": DefinedColumn(5, "d", "text", fill="7")}
     assert columns_to_backfill(plan, known, filled, {"d": "7"}) == ["e"]
-    assert columns_of(plan, known, now) == {"id": 1, "a": 3, "e": 9, "b": 2, "c": 4, "d": 5}
-    assert columns_to_backfill(plan, columns_of(plan, known, now), {}, {}) == []
+    assert columns_to_store(plan, known, now) == {"id": 1, "a": 3, "e": 9, "b": 2, "c": 4, "d": 5}
+    assert columns_to_backfill(plan, columns_to_store(plan, known, now), {}, {}) == []
     smaller = apply_plan(["id", "a"], ["id"])
-    assert columns_of(smaller, {"id": 1, "a": -2, "b": 3}, {}) == {"id": 1, "a": 2, "b": -3}
+    assert columns_to_store(smaller, {"id": 1, "a": -2, "b": 3}, {}) == {"id": 1, "a": 2, "b": -3}

@@ -1,4 +1,4 @@
-"""Errors of the API: the status of each, and the common shape of their answers."""
+"""Answers of the API to errors: the HTTP status, and a JSON body of a common shape."""
 
 from typing import Final
 
@@ -41,7 +41,7 @@ def status_of(error: StreamerError) -> int:
 
 
 def error_answer(error: StreamerError) -> JSONResponse:
-    """Return an error in the common shape."""
+    """Return the answer to an error, in the common shape."""
     headers = {}
     if isinstance(error, ThrottledError):
         headers["Retry-After"] = str(error.seconds)
@@ -95,7 +95,7 @@ def install_errors(app: FastAPI) -> None:
         code = _HTTP_CODES.get(exc.status_code, "http")
         message = f"{request.method} {request.url.path}: {exc.detail}".lower()
         if exc.status_code == 404:
-            message = f"nothing at {request.url.path}"
+            message = f"no page or resource has the path {request.url.path}"
         return _problem(code, message, None, exc.status_code, dict(exc.headers or {}))
 
     @app.exception_handler(Exception)

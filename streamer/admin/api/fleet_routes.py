@@ -137,9 +137,9 @@ def _add_actions(router: APIRouter, service: AdminService, status: StatusReader)
 
         `GET /audit` and `streamer requests` show the outcome.
         """
-        asked = await service.restart(values.database, values.sid, actor_of(request))
+        requested = await service.restart(values.database, values.sid, actor_of(request))
         status.forget()
-        return asked
+        return requested
 
     @router.post(
         "/sources/pause", tags=["servers"], status_code=202, response_model=api_models.BulkAnswer

@@ -124,7 +124,7 @@ def _add_lists(router: APIRouter, service: AdminService) -> None:
 
 
 def _examples(kind: str) -> tuple[Any, Any]:
-    """Return examples for OpenAPI: a complete row, and a partial row."""
+    """Return request bodies as examples for OpenAPI: a complete row, and a single field."""
     example = _EXAMPLES[kind]
     last = list(example)[-1]
     return {"typical": {"value": example}}, {"typical": {"value": {last: example[last]}}}
@@ -139,10 +139,10 @@ class _Rows:
         self._kind = kind
         self._row = row
         self._path = f"/{kind}s"
-        self._one = f"{self._path}/{{number}}"
+        self._row_path = f"{self._path}/{{number}}"
 
     def add(self, create: Any, replace: Any, change: Any) -> None:
-        """Add the routes; the three functions name the models of the bodies."""
+        """Add the routes. The annotations of the functions name the models of request bodies."""
         service, kind = self._service, self._kind
 
         async def get(number: Number) -> Any:
@@ -152,14 +152,14 @@ class _Rows:
             await service.delete(kind, number, actor_of(request))
             return Response(status_code=204)
 
-        for method, where, function, status, summary in (
-            ("GET", self._one, get, 200, f"Get a {kind}"),
+        for method, path, function, status, summary in (
+            ("GET", self._row_path, get, 200, f"Get a {kind}"),
             ("POST", self._path, create, 201, f"Add a {kind} to the draft"),
-            ("PUT", self._one, replace, 200, f"Replace a {kind} of the draft"),
-            ("PATCH", self._one, change, 200, f"Change some fields of a {kind} of the draft"),
+            ("PUT", self._row_path, replace, 200, f"Replace a {kind} of the draft"),
+            ("PATCH", self._row_path, change, 200, f"Change some fields of a {kind} of the draft"),
         ):
             self._router.add_api_route(
-                where,
+                path,
                 function,
                 methods=[method],
                 status_code=status,
@@ -169,7 +169,7 @@ class _Rows:
                 tags=["mapping"],
             )
         self._router.add_api_route(
-            self._one,
+            self._row_path,
             delete,
             methods=["DELETE"],
             status_code=204,

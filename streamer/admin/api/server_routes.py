@@ -50,7 +50,9 @@ def _add_actions(router: APIRouter, service: AdminService) -> None:
         """Copy a table again while the remaining tables keep streaming."""
         body = values or api_models.ResyncBody()
         options = body.resync().to_json()
-        names = await service.act("resync", number, body.sid, actor_of(request), options)
+        names = await service.request_for_rule(
+            "resync", number, body.sid, actor_of(request), options
+        )
         return {"action": "resync", "tables": names}
 
     @router.post("/tables/{number}/pause", tags=["servers"], status_code=202)
@@ -59,7 +61,7 @@ def _add_actions(router: APIRouter, service: AdminService) -> None:
     ) -> dict[str, Any]:
         """Hold a table's changes."""
         sid = values.sid if values is not None else None
-        names = await service.act("pause", number, sid, actor_of(request))
+        names = await service.request_for_rule("pause", number, sid, actor_of(request))
         return {"action": "pause", "tables": names}
 
     @router.post("/tables/{number}/resume", tags=["servers"], status_code=202)
@@ -69,7 +71,9 @@ def _add_actions(router: APIRouter, service: AdminService) -> None:
         """Resume a table that is paused or in error."""
         body = values or api_models.ResumeBody()
         options = {"skip_deletes": True} if body.skip_deletes else None
-        names = await service.act("resume", number, body.sid, actor_of(request), options)
+        names = await service.request_for_rule(
+            "resume", number, body.sid, actor_of(request), options
+        )
         return {"action": "resume", "tables": names}
 
 
@@ -98,8 +102,8 @@ def _add_quarantine(router: APIRouter, service: AdminService) -> None:
     def add_quarantine_action(action: str, summary: str) -> None:
         async def act(request: Request, values: api_models.QuarantineBody) -> dict[str, Any]:
             choice = Choice(values.table, values.database, values.sid, tuple(values.ids))
-            asked = await service.request_quarantine_action(action, choice, actor_of(request))
-            return {"action": action, "tables": asked}
+            requested = await service.request_quarantine_action(action, choice, actor_of(request))
+            return {"action": action, "tables": requested}
 
         router.add_api_route(
             f"/quarantine/{action}",

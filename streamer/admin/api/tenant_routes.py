@@ -40,8 +40,8 @@ def add_tenants(router: APIRouter, service: AdminService) -> None:
         `remaining`: the tables without a column sid, where rows of the tenant may remain.
         """
         remaining = await service.tenants.purge(values.database, values.sid, actor_of(request))
-        of_tenant = {"action": "purge", "database": values.database, "sid": values.sid}
-        return of_tenant | {"remaining": [table.to_json() for table in remaining]}
+        answer = {"action": "purge", "database": values.database, "sid": values.sid}
+        return answer | {"remaining": [table.to_json() for table in remaining]}
 
     @router.get("/tenants/drift", tags=["tenants"])
     async def drift(database: Text = None, sid: Text = None, table: Text = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """``streamer events``: events of the running process, or of the bookkeeping without a process.
 
 At the end of either stream, the command searches for a process again. So a tail continues over a
-restart, without repeated events.
+restart, without repeated states.
 """
 
 import asyncio
@@ -26,13 +26,14 @@ from streamer.util.quantities import format_bytes, format_latency
 CHECK_SECONDS: Final = 1.0
 READS_UNTIL_SEARCH: Final = 5
 """The number of reads of the bookkeeping after which the command tries the process again."""
-CHATTY: Final = ("lag", "rate")
+FREQUENT: Final = ("lag", "rate")
+"""Events that only `--all` shows, because lag and rates change every second."""
 
 
 async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGenerator[Event]:
     """Yield the state of sources and tables, and with *follow* later changes.
 
-    Raises the errors of the first read; later, the tail waits for an unreachable process.
+    Raises every error before the first event, and later only errors that no retry can end.
     """
     states: dict[tuple[str, str | None], tuple[str, str | None]] = {}
     is_first = True
@@ -43,7 +44,7 @@ async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGen
                 async with aclosing(events):
                     async for name, data in events:
                         is_first = False
-                        for event in _new(name, data, states):
+                        for event in _new_events(name, data, states):
                             yield event
                         if not follow:
                             return
@@ -56,12 +57,12 @@ async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGen
         await asyncio.sleep(CHECK_SECONDS)
 
 
-def _new(
+def _new_events(
     name: str,
     data: dict[str, Any],
     states: dict[tuple[str, str | None], tuple[str, str | None]],
 ) -> list[Event]:
-    """Return an event, or the states of a snapshot, without the states that are known already."""
+    """Return the event, or the states of a snapshot; leave out states that *states* contains."""
     if name not in ("snapshot", "state"):
         return [(name, data)]
     events = []
@@ -80,10 +81,10 @@ async def _from_bookkeeping(settings: Settings) -> AsyncGenerator[Event]:
         yield "snapshot", {"states": [as_state(*item) for item in earlier.states.items()]}
         for _ in range(READS_UNTIL_SEARCH):
             await asyncio.sleep(CHECK_SECONDS)
-            now = await _read_state(bookkeeping)
-            for event in changes_between(earlier, now):
+            later = await _read_state(bookkeeping)
+            for event in changes_between(earlier, later):
                 yield event
-            earlier = now
+            earlier = later
     finally:
         await bookkeeping.close()
 
@@ -110,9 +111,9 @@ async def _read_state(bookkeeping: Bookkeeping) -> SeenState:
 
 
 def as_line(event: Event, now: datetime) -> str:
-    """Return an event for people, as a line. Pure."""
+    """Return an event as a line for people. Pure."""
     name, data = event
-    where = " ".join(str(data[key]) for key in ("source", "table") if data.get(key))
+    place = " ".join(str(data[key]) for key in ("source", "table") if data.get(key))
     match name:
         case "target":
             text = f"target {data['state']}" + (f": {data['error']}" if data["error"] else "")
@@ -130,7 +131,7 @@ def as_line(event: Event, now: datetime) -> str:
         case _:
             fields = {key: value for key, value in data.items() if key not in ("source", "table")}
             text = f"{name} " + ", ".join(f"{key} {value}" for key, value in fields.items())
-    line = f"{now:%Y-%m-%d %H:%M:%S}  {where + '  ' if where else ''}{text}".rstrip()
+    line = f"{now:%Y-%m-%d %H:%M:%S}  {place + '  ' if place else ''}{text}".rstrip()
     return redact(line.replace("\n", "\\n").replace("\r", "\\r").replace("\x1b", "\\e"))
 
 

@@ -17,7 +17,7 @@ from streamer.admin.live.effects_of_target import (
     state_of_source,
 )
 from streamer.admin.live.path_of_change import held_of
-from streamer.admin.live.problem_view import shown
+from streamer.admin.live.problem_view import problem_row
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.report.problems import Problem
@@ -119,7 +119,7 @@ def _line(source: Row, causes: Sequence[Problem], target: str) -> SourceLine:
     """Return the line of *source*. *target*: the name of the target."""
     tables = source["tables"]
     label = SourceLabel(source["database"], source["sid"])
-    problems = [shown(problem, target) for problem in remaining_problems(source, causes)]
+    problems = [problem_row(problem, target) for problem in remaining_problems(source, causes)]
     shown_state = state_of_source(source, causes)
     copies = status_view.copy_progress([source])
     waiting_for = source.get("waiting_for")

@@ -48,16 +48,17 @@ class Ring(Generic[S]):
         return self._subjects.keys()
 
     def put(self, subject: S, slot: int, values: Values) -> None:
-        """Put the values of a slot into the ring. If *slot* is far behind, somebody has set the
-        clock back, and the ring starts over.
+        """Put the values of a slot into the ring.
+
+        A slot that is far behind means that the clock was set back: the ring drops all values.
         """
         self._advance(slot)
-        held = self._subjects.get(subject)
-        if held is None:
-            held = self._subjects[subject] = array("f", [math.nan]) * (self._slots * len(FIELDS))
+        stored = self._subjects.get(subject)
+        if stored is None:
+            stored = self._subjects[subject] = array("f", [math.nan]) * (self._slots * len(FIELDS))
         for number, value in enumerate(values):
             index = number * self._slots + slot % self._slots
-            held[index] = math.nan if value is None else value
+            stored[index] = math.nan if value is None else value
         self._outdated.add(slot)
 
     def _advance(self, slot: int) -> None:
@@ -68,10 +69,10 @@ class Ring(Generic[S]):
             self._outdated.clear()
         elif slot > self._newest:
             passed = range(max(self._newest, slot - self._slots) + 1, slot + 1)
-            for held in self._subjects.values():
+            for stored in self._subjects.values():
                 for passed_slot in passed:
                     for number in range(len(FIELDS)):
-                        held[number * self._slots + passed_slot % self._slots] = math.nan
+                        stored[number * self._slots + passed_slot % self._slots] = math.nan
             for passed_slot in passed:
                 self._totals.pop(passed_slot - self._slots, None)
                 self._outdated.discard(passed_slot - self._slots)
@@ -83,17 +84,19 @@ class Ring(Generic[S]):
         """Return the values of a slot that the ring holds."""
         return self._values(self._subjects[subject], slot)
 
-    def _values(self, held: "array[float]", slot: int) -> Values:
-        values = (held[number * self._slots + slot % self._slots] for number in range(len(FIELDS)))
+    def _values(self, stored: "array[float]", slot: int) -> Values:
+        values = (
+            stored[number * self._slots + slot % self._slots] for number in range(len(FIELDS))
+        )
         first, second, third = (None if math.isnan(value) else value for value in values)
         return first, second, third
 
     def known_values(self, subject: S, slot: int) -> Values | None:
         """Return the values of a slot; None without a known value."""
-        newest, held = self._newest, self._subjects.get(subject)
-        if newest is None or held is None or not newest - self._slots < slot <= newest:
+        newest, stored = self._newest, self._subjects.get(subject)
+        if newest is None or stored is None or not newest - self._slots < slot <= newest:
             return None
-        values = self._values(held, slot)
+        values = self._values(stored, slot)
         return values if has_values(values) else None
 
     def points(self, subject: S) -> list[Point]:
@@ -101,8 +104,8 @@ class Ring(Generic[S]):
 
         A thread may call this while the event loop adds values.
         """
-        held = self._subjects.get(subject)
-        return [] if held is None else self._from_first(lambda slot: self._values(held, slot))
+        stored = self._subjects.get(subject)
+        return [] if stored is None else self._from_first(lambda slot: self._values(stored, slot))
 
     def totals(self) -> list[Point]:
         """Return time and total of each slot, from the first known slot on.
@@ -127,7 +130,7 @@ class Ring(Generic[S]):
     def _total(self, slot: int) -> Values:
         subjects = list(self._subjects.values())
         begins = (number * self._slots + slot % self._slots for number in range(len(FIELDS)))
-        lags, rates, sizes = (_known(subjects, begin) for begin in begins)
+        lags, rates, sizes = (_known_at(subjects, begin) for begin in begins)
         return max(lags, default=None), _sum(rates), _sum(sizes)
 
     def _from_first(self, read: Callable[[int], Values]) -> list[Point]:
@@ -138,20 +141,20 @@ class Ring(Generic[S]):
         first = next((n for n, (_, values) in enumerate(points) if has_values(values)), len(points))
         return points[first:]
 
-    def known(self, subject: S, field: int, since: float) -> list[tuple[int, float]]:
+    def values_of_field(self, subject: S, field: int, since: float) -> list[tuple[int, float]]:
         """Return times and known values of a field after *since*.
 
         The fleet overview reads many sources, so the method reads a single field.
         """
-        newest, held = self._newest, self._subjects.get(subject)
-        if newest is None or held is None:
+        newest, stored = self._newest, self._subjects.get(subject)
+        if newest is None or stored is None:
             return []
         first_slot = max(newest - self._slots, int(since) // self.seconds) + 1
         begin, count, seconds = field * self._slots, self._slots, self.seconds
         return [
             (slot * seconds, value)
             for slot in range(first_slot, newest + 1)
-            if not math.isnan(value := held[begin + slot % count])
+            if not math.isnan(value := stored[begin + slot % count])
         ]
 
     def retain(self, subjects: Iterable[S]) -> None:
@@ -160,24 +163,24 @@ class Ring(Generic[S]):
             del self._subjects[subject]
 
 
-def summary(several: Iterable[Values]) -> Values:
+def summary(samples: Iterable[Values]) -> Values:
     """Combine several samples: the maximum of the first and the third value, and the mean of the
     second.
     """
-    firsts, seconds, thirds = _known_columns(several)
+    firsts, seconds, thirds = _known_columns(samples)
     mean = sum(seconds) / len(seconds) if seconds else None
     return max(firsts, default=None), mean, max(thirds, default=None)
 
 
-def highest(several: Iterable[Values]) -> Values:
+def highest(samples: Iterable[Values]) -> Values:
     """Combine several samples: the maximum of each value."""
-    columns = _known_columns(several)
+    columns = _known_columns(samples)
     firsts, seconds, thirds = (max(column, default=None) for column in columns)
     return firsts, seconds, thirds
 
 
-def _known_columns(several: Iterable[Values]) -> Iterator[list[float]]:
-    columns = list(zip(*several, strict=True)) or [(), (), ()]
+def _known_columns(samples: Iterable[Values]) -> Iterator[list[float]]:
+    columns = list(zip(*samples, strict=True)) or [(), (), ()]
     return ([value for value in column if value is not None] for column in columns)
 
 
@@ -185,7 +188,7 @@ class Series(Generic[S]):
     """The last day of all subjects: the last hour in fine slots, older minutes in coarse slots."""
 
     def __init__(self, summarize: Callable[[Iterable[Values]], Values] = summary) -> None:
-        """*summarize* returns the values of a minute from the values of its moments."""
+        """*summarize* combines the samples of a minute."""
         self._fine: Ring[S] = Ring(FINE_SECONDS, FINE_SLOTS)
         self._coarse: Ring[S] = Ring(COARSE_SECONDS, COARSE_SLOTS)
         self._summarize = summarize
@@ -245,7 +248,7 @@ class Series(Generic[S]):
     def totals(self, *, by_minute: bool, since: float = 0.0) -> list[Point]:
         """Return times and totals of all subjects after *since*, the oldest first.
 
-        *by_minute*: return only minutes, because siblings run some of the sources.
+        *by_minute*: return only minutes, as sibling processes store no shorter intervals.
         """
         fine = [] if by_minute else self._fine.totals()
         return _joined(fine, self._coarse.totals(), since)
@@ -253,9 +256,9 @@ class Series(Generic[S]):
     def rates(self, subject: S, since: float) -> list[tuple[int, float]]:
         """Return times and known rates of a subject after *since*, the oldest first."""
         field = FIELDS.index("changes_per_second")
-        fine = self._fine.known(subject, field, since)
+        fine = self._fine.values_of_field(subject, field, since)
         sampled = {at - at % COARSE_SECONDS for at, _ in fine}
-        coarse = self._coarse.known(subject, field, since)
+        coarse = self._coarse.values_of_field(subject, field, since)
         return sorted([*(point for point in coarse if point[0] not in sampled), *fine])
 
     def retain(self, subjects: Iterable[S]) -> None:
@@ -274,7 +277,7 @@ def _joined(fine: list[Point], coarse: list[Point], since: float) -> list[Point]
         begin = fine[0][0]
         minute = begin - begin % COARSE_SECONDS
         minutes = {at: values for at, values in coarse if has_values(values)}
-        # Without a minute before, no process knew a value at the begin of this minute.
+        # Without values in the previous minute, no process ran at the start of this minute.
         end = begin if minute - COARSE_SECONDS in minutes else minute
         coarse = [point for point in coarse if point[0] < end]
         coarse += _gap(coarse, minute)
@@ -311,9 +314,9 @@ def has_values(values: Values) -> bool:
     return any(value is not None for value in values)
 
 
-def _known(subjects: "list[array[float]]", index: int) -> list[float]:
+def _known_at(subjects: "list[array[float]]", index: int) -> list[float]:
     # An unknown value is NaN, which does not equal itself.
-    return [value for held in subjects if (value := held[index]) == value]
+    return [value for stored in subjects if (value := stored[index]) == value]
 
 
 def _sum(values: list[float]) -> float | None:

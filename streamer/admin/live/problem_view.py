@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Button:
-    """A form of the page. ``fields``: its fields, besides the table."""
+    """A form of the page. ``fields``: the fields of the form, besides the table."""
 
     to: str
     action: str
@@ -43,13 +43,14 @@ _RESYNC_SOURCE: Final = _Button(
 
 
 def problems_for_operator(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
-    """Return the problems that need an operator: the target without its effects, then the errors,
-    then the warnings.
+    """Return the problems that need an operator: those of the target, then errors, then warnings.
+
+    Leave out problems of sources that a problem of the target causes.
     """
     causes = causes_of(target)
     problems = [problem for source in sources for problem in remaining_problems(source, causes)]
     name = (target or {}).get("name", "target")
-    return [shown(problem, name) for problem in [*causes, *worst_first(problems)]]
+    return [problem_row(problem, name) for problem in [*causes, *worst_first(problems)]]
 
 
 def problems_of_table(source: Row, name: str, target: Row) -> list[Row]:
@@ -58,7 +59,7 @@ def problems_of_table(source: Row, name: str, target: Row) -> list[Row]:
     return problems_for_operator([source | {"tables": tables, "sequences": []}], target)
 
 
-def shown(problem: Problem, target: str = "target") -> Row:
+def problem_row(problem: Problem, target: str = "target") -> Row:
     """Return a problem with lines to copy and buttons. *target*: database and host of the target,
     for the SQL to run there.
     """
@@ -74,7 +75,7 @@ def shown(problem: Problem, target: str = "target") -> Row:
         "headline": headline,
         "details": details,
         "remedy": list(_parts(problem.remedy, places)),
-        "address": _page(problem.subject),
+        "address": _page_address(problem.subject),
         "kind": "bad" if problem.severity is Severity.ERROR else "warning",
         "runbook": problem.runbook,
         "command": _first_command(problem),
@@ -135,7 +136,7 @@ def _form(button: _Button, fields: Row) -> Row:
     return {"to": button.to, "do": button.action, "label": button.label, "fields": named}
 
 
-def _page(subject: Subject) -> str | None:
+def _page_address(subject: Subject) -> str | None:
     if subject.database is None:
         return None
     source = {"database": subject.database, "sid": subject.sid}

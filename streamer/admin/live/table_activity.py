@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 WINDOW_SECONDS: Final = 30.0
-"""A rate covers at least this many seconds."""
+"""A rate covers at least this many seconds, except during the first seconds of the process."""
 
 Counts = Mapping[tuple[str, str], tuple[int, datetime]]
 """The number of changes of each source and table since the process began, and the time of the last
@@ -23,7 +23,7 @@ class TableActivity:
 
 
 class ChangeActivity:
-    """Holds two earlier samples, so that a rate always covers a minimum interval."""
+    """Holds two earlier samples: once they are `WINDOW_SECONDS` apart, no rate covers less."""
 
     def __init__(self) -> None:
         self._older: tuple[datetime, dict[tuple[str, str], int]] | None = None

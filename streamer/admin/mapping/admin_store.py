@@ -1,10 +1,10 @@
 """The SQLite database of the mapping: draft, revisions, audit.
 
-A connection writes, for a single task at a time, each change in a transaction together with its
-audit rows; a second connection reads. SQLite uses a WAL journal, so readers never wait. Another
+One connection writes, for a single task at a time; a change and its audit rows are a transaction. A
+second connection reads. SQLite uses a WAL journal, so readers never wait. Another
 process (the command line, while `run` works) may read and edit as well. Callers encrypt passwords
-before they call the store. Returned rows contain ``***`` in place of passwords, except to build the
-mapping.
+before they call the store. Returned rows contain ``***`` in place of passwords; only `reveal` and
+`reveal_each` return passwords.
 """
 
 import asyncio
@@ -79,9 +79,9 @@ def _translating(path: Path | None) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, OSError) as exc:
-        room = "check that it is a writable SQLite file, and that its disk has room"
-        hint = damage_remedy() if is_damage(exc) else room
-        raise StoreError(f"mapping database {path}: {exc}", hint=hint) from exc
+        hint = "check that it is a writable SQLite file, and that its disk has room"
+        remedy = damage_remedy() if is_damage(exc) else hint
+        raise StoreError(f"mapping database {path}: {exc}", hint=remedy) from exc
 
 
 class AdminStore:
@@ -99,10 +99,10 @@ class AdminStore:
         self.keyring = keyring
         self._writer = writer
         self._reader = reader
-        self._lock = asyncio.Lock()
-        self._reading = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
+        self._read_lock = asyncio.Lock()
         self._file = file
-        self._read: dict[str, Any] = {}
+        self._last_read: dict[str, Any] = {}
         self._logged: MappingProblem | None = None
         self.problem: MappingProblem | None = None
         """The fault of the file that `check_file` or a change found."""
@@ -135,14 +135,14 @@ class AdminStore:
 
         Pages and exports need the part while the process continues to stream.
         """
-        if self._file is None or self._file.damage is None or name not in self._read:
+        if self._file is None or self._file.damage is None or name not in self._last_read:
             try:
                 async with self._reads() as reader:
-                    self._read[name] = await read(reader)
+                    self._last_read[name] = await read(reader)
             except StoreError:
-                if self._file is None or self._file.damage is None or name not in self._read:
+                if self._file is None or self._file.damage is None or name not in self._last_read:
                     raise
-        part: T = self._read[name]
+        part: T = self._last_read[name]
         return part
 
     # ---- reading -------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class AdminStore:
     @asynccontextmanager
     async def _reads(self) -> AsyncIterator[aiosqlite.Connection]:
         """Yield a reader for a block that sees a single state of the database."""
-        lock = self._lock if self._reader is self._writer else self._reading
+        lock = self._write_lock if self._reader is self._writer else self._read_lock
         async with lock:
             with self._noticing_damage(), _translating(self.path):
                 try:
@@ -218,7 +218,7 @@ class AdminStore:
         return await self._read_or_last("latest", fetch_latest)
 
     async def audit(self, query: Query) -> tuple[list[Row], int]:
-        """Return the changes, the newest first."""
+        """Return a page of the audit, the newest change first, and the number of all changes."""
         async with self._reads() as reader:
             (total,) = await fetch_one(reader, "select count(*) from audit", [])
             rows = await reader.execute_fetchall(
@@ -297,7 +297,7 @@ class AdminStore:
     @asynccontextmanager
     async def _writes(self) -> AsyncIterator[aiosqlite.Connection]:
         """Yield the writer for a block in a transaction."""
-        async with self._lock:
+        async with self._write_lock:
             if (problem := await self._check_file()) is not None:
                 raise StoreError(problem.error, hint=problem.hint)
             with self._noticing_damage(), _translating(self.path):
@@ -406,7 +406,7 @@ class AdminStore:
             return number
 
     async def drop_revision(self, number: int, actor: str) -> None:
-        """Delete a revision that the engine refused."""
+        """Delete a revision that the running process rejected."""
         async with self._writes() as writer:
             await writer.execute("delete from revision where number = ?", [number])
             await write_audit(writer, actor, "refused", "mapping", number, f"revision {number}")
@@ -485,7 +485,7 @@ class AdminStore:
         await write_audit(writer, actor, "delete", kind, row["id"], label_of(kind, row), row, None)
 
     async def _seal(self, url: str, stored: tuple[str, str | None] | None) -> Row:
-        """Return a url in its stored form, passwords encrypted; equal passwords stay unchanged."""
+        """Return a url as stored, with encrypted passwords; an unchanged url keeps *stored*."""
 
         def seal() -> Row:
             plain = None
@@ -571,10 +571,10 @@ async def _migrate(store: AdminStore) -> None:
         )
     for migration in migrations:
         async with store._writes() as writer:
-            is_applied = await writer.execute_fetchall(
+            applied = await writer.execute_fetchall(
                 "select 1 from migration where number = ?", [migration.number]
             )
-            if list(is_applied):
+            if list(applied):
                 continue
             for statement in statements(migration.sql):
                 await writer.execute(statement)

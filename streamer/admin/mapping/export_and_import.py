@@ -131,13 +131,13 @@ def _export_group(
         "urls": exported,
         **database["settings"],
         "tables": {
-            key.removeprefix("public.") if _is_plain(row) else key: row["settings"] or None
+            key.removeprefix("public.") if _is_in_public(row) else key: row["settings"] or None
             for key, row in tables.items()
         },
     }
 
 
-def _is_plain(row: Row) -> bool:
+def _is_in_public(row: Row) -> bool:
     return bool(row["schema"] == "public")
 
 
@@ -181,11 +181,11 @@ def _strings(value: Any) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """The contents of a file. ``settings`` is None for a file of kuvasz-streamer. ``notes``:
-    messages for the user.
+    """The groups and settings of a file. ``settings``: None for a file of kuvasz-streamer.
+    ``notes``: messages for the user.
     """
 
-    wanted: DraftRows
+    groups: DraftRows
     settings: Row | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -212,7 +212,7 @@ def read_import(path: Path, text: str, *, excludes_missing: bool = False) -> Imp
     sources = document.values.get("sources")
     if not isinstance(sources, list):
         raise SettingsError(
-            f"{path}: no sources in it",
+            f"{path}: the file has no `sources`",
             hint="import takes a configuration file with `sources`, or a map.yaml of "
             "kuvasz-streamer",
         )
@@ -266,12 +266,12 @@ def _rows(group: Row, location: Location, document: Document) -> tuple[Row, list
     for kind, rows in (("url", urls), ("table", tables)):
         seen: set[Any] = set()
         for row in rows:
-            mark = row["sid"] if kind == "url" else (row["schema"], row["name"])
-            if mark in seen:
+            key_of_row = row["sid"] if kind == "url" else (row["schema"], row["name"])
+            if key_of_row in seen:
                 where = document.where((*location, f"{kind}s"))
-                name = mark if kind == "url" else ".".join(mark)
+                name = key_of_row if kind == "url" else ".".join(key_of_row)
                 raise SettingsError(f"{where}: {kind} {name} occurs twice")
-            seen.add(mark)
+            seen.add(key_of_row)
     return named, urls, tables
 
 

@@ -1,6 +1,6 @@
 """The file of the mapping database, as seen by a process that runs on this database.
 
-SQLite continues with a deleted or replaced file, and the changes would end with the process. SQLite
+SQLite continues to write to a deleted or replaced file, whose changes end with the process. SQLite
 also serves pages of a damaged file from the cache. So this module checks the identity of the file
 before every change, and the content after every write.
 
@@ -31,7 +31,7 @@ class MappingFile:
         self.path = path
         self.damage: str | None = None
         """SQLite's description of the damage; stays until the process ends."""
-        self._identity = _touch(path)
+        self._identity = _create_file(path)
         self._examined: list[tuple[int, int]] | None = None
 
     def check(self, *, is_thorough: bool) -> MappingProblem | None:
@@ -39,19 +39,19 @@ class MappingFile:
 
         *is_thorough*: also examine the content, if the file has changed since the last examination.
         """
-        fate = _find_other_file(self.path, self._identity)
-        if fate is not None:
+        loss = _describe_loss(self.path, self._identity)
+        if loss is not None:
             return _file_problem(
-                self.path, fate, Remedy.of("then put the file back, or stop streamer, ", _restore())
+                self.path, loss, Remedy.of("then put the file back, or stop streamer, ", _restore())
             )
         if is_thorough and self.damage is None:
-            written = [_version(self.path), _version(self.path.with_name(f"{self.path.name}-wal"))]
-            if written != self._examined:
+            versions = [_version(self.path), _version(self.path.with_name(f"{self.path.name}-wal"))]
+            if versions != self._examined:
                 self.damage = find_damage(self.path)
-                self._examined = written
+                self._examined = versions
         if self.damage is not None:
-            instead = "; or restore a backup of the file with its .key and restart"
-            advice = Remedy.of("then stop streamer, ", _restore(), instead)
+            alternative = "; or restore a backup of the file with its .key and restart"
+            advice = Remedy.of("then stop streamer, ", _restore(), alternative)
             return _file_problem(self.path, f"is damaged ({self.damage})", advice)
         return None
 
@@ -60,12 +60,14 @@ def find_damage(path: Path) -> str | None:
     """Return SQLite's finding about the content of a file; None for a sound or busy file."""
     uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as plain:
-            for (line,) in plain.execute("pragma quick_check(1)"):
+        with contextlib.closing(
+            sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)
+        ) as connection:
+            for (line,) in connection.execute("pragma quick_check(1)"):
                 if line != "ok":
                     return " ".join(str(line).split())
             # An empty file is a database, too.
-            plain.execute("select max(number) from migration").fetchall()
+            connection.execute("select max(number) from migration").fetchall()
     except sqlite3.DatabaseError as exc:
         if is_busy(exc):
             return None
@@ -116,16 +118,16 @@ def _file_problem(path: Path, state: str, advice: Remedy) -> MappingProblem:
     )
 
 
-def _touch(path: Path) -> FileIdentity:
-    """Create the file; SQLite gives its journal the same mode."""
+def _create_file(path: Path) -> FileIdentity:
+    """Create a missing file, whose mode SQLite gives to the journal, too; return the identity."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
-def _find_other_file(path: Path, identity: FileIdentity) -> str | None:
-    """Return what happened to the file at *path*; None while the file there has *identity*."""
+def _describe_loss(path: Path, identity: FileIdentity) -> str | None:
+    """Return how the file at *path* was lost; None for a file with *identity*."""
     try:
         status = path.stat()
     except FileNotFoundError:

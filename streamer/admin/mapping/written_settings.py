@@ -1,4 +1,4 @@
-"""The values of a configuration file as written, beside the settings as read, to hide secrets."""
+"""Finds the secrets among the values of a configuration file by the loaded settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class WrittenSettings:
     loaded: Settings | None = None
 
     def without_secrets(self, hide: Hide) -> dict[str, Any]:
-        """Return the values with *hide* of each secret, except references to variables."""
+        """Return the values, with the result of *hide* in place of each secret in plain text."""
         hidden = _without_secrets((), self.values, self.loaded, hide)
         assert isinstance(hidden, dict)
         return hidden

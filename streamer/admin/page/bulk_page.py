@@ -114,7 +114,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
 def _action(text: str) -> str:
     if text in ACTIONS:
         return text
-    raise InvalidError("action: not known")
+    raise InvalidError("action: unknown")
 
 
 def _picks(form: FormData | QueryParams) -> list[str]:

@@ -10,7 +10,7 @@ from streamer.admin.live.past_events import KINDS, EventFilter, PastEvent, with_
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.page.page_frame import Frame, Row, form_text, row_number
 from streamer.admin.service.access import actor_of
-from streamer.commands.conflict_log import words
+from streamer.commands.conflict_log import fields_as_text
 from streamer.commands.quarantined_rows import Choice
 from streamer.errors.error_classes import InvalidError, StreamerError
 from streamer.mapping.relation_names import parse_name
@@ -91,19 +91,19 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
         return await frame.page(request, "quarantine.html", quarantine=listed)
 
     @router.post("/quarantine")
-    async def ask(request: Request) -> Response:
+    async def act(request: Request) -> Response:
         form = await request.form()
         action = form_text(form, "action")
         if action not in ("retry", "drop"):
-            raise InvalidError("action: not known")
+            raise InvalidError("action: unknown")
         choices = await _choices(form, status)
         if not choices:
-            words = "Select changes, or choose all"
-            return frame.redirect("/quarantine", words, "warning")
+            advice = "Select changes, or choose all"
+            return frame.redirect("/quarantine", advice, "warning")
         count = 0
         for choice in choices:
-            asked = await service.request_quarantine_action(action, choice, actor_of(request))
-            count += sum(relation["changes"] for relation in asked)
+            requested = await service.request_quarantine_action(action, choice, actor_of(request))
+            count += sum(relation["changes"] for relation in requested)
         status.forget()
         word = "being retried" if action == "retry" else "being dropped"
         verb = "change is" if count == 1 else "changes are"
@@ -120,7 +120,10 @@ def _add_conflicts(router: APIRouter, frame: Frame) -> None:
         for row in listed["items"]:
             row["label"] = SourceLabel(row["database"], row["sid"])
             row["address"] = status_view.table_address(row, row["table"])
-            row["row"], row["target_row"] = words(row["key"]), words(row["existing"])
+            row["row"], row["target_row"] = (
+                fields_as_text(row["key"]),
+                fields_as_text(row["existing"]),
+            )
         return await frame.page(request, "conflicts.html", conflicts=listed)
 
 

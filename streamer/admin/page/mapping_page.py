@@ -68,8 +68,8 @@ def routes(frame: Frame) -> APIRouter:
         text = form_text(await request.form(), "yaml")
         values = api_models.validate_as(api_models.ImportBody, {"yaml": text})
         notes = await service.import_text(FilePath("yaml"), values["yaml"], actor_of(request))
-        said = "; ".join(["The draft now has the file's contents", *notes])
-        return frame.redirect("/plan", said, "warning" if notes else "good")
+        note = "; ".join(["The draft now has the file's contents", *notes])
+        return frame.redirect("/plan", note, "warning" if notes else "good")
 
     @router.post("/settings")
     async def change_settings(request: Request) -> Response:

@@ -19,7 +19,7 @@ from streamer.mapping.rules import SourceLabel
 TABLES_PER_PAGE: Final = 200
 SOURCES_PER_PAGE: Final = 50
 CARDS_MAX: Final = 6
-"""Up to this number of sources, the overview shows all their tables; above, a line each."""
+"""With more sources, the overview shows a line for each source instead of a card with tables."""
 
 
 def routes(frame: Frame, status: StatusReader) -> APIRouter:
@@ -33,7 +33,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         return await _cards(frame, status, request)
 
     @router.get("/source")
-    async def one_source(request: Request) -> Response:
+    async def source_page(request: Request) -> Response:
         source, reason = await find_source(frame, status, request.query_params)
         target = frame.events.target
         (source,) = status_view.with_own_state([source], frame.events.source_states())
@@ -54,10 +54,10 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             states=status_view.state_filter([source], state, "/source", **choice),
             copies=status_view.copy_progress([source]),
             shown_state=state,
-            here=status_view.address("/source", **choice, state=state or None),
+            page_address=status_view.address("/source", **choice, state=state or None),
             errors=frame.events.errors(label),
             reason=reason,
-            wanted=text,
+            search=text,
             count=len(matches),
             total=len(source["tables"]),
             number=number,
@@ -128,7 +128,7 @@ async def _cards(frame: Frame, status: StatusReader, request: Request) -> Respon
 
 
 def line_filter(parameters: Any) -> fleet_overview.LineFilter:
-    """Return the filter of the fleet overview from a page's address; unknown words mean all."""
+    """Return the filter that a page's address names; an unknown value means no filter."""
     health, sort = parameters.get("health", ""), parameters.get("sort", "")
     return fleet_overview.LineFilter(
         text=parameters.get("q", "")[:200],
@@ -201,7 +201,7 @@ async def _fleet_page(frame: Frame, status: StatusReader, request: Request) -> R
 
 
 def _state_of(request: Request) -> str:
-    """Return the requested state of tables; an unknown word means all."""
+    """Return the requested state of tables; an unknown value means all states."""
     state = request.query_params.get("state", "")
     return state if state in status_view.SHOWN_STATES else ""
 

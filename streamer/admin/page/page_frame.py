@@ -19,7 +19,7 @@ from starlette.datastructures import FormData
 
 from streamer.admin.api.error_answers import status_of
 from streamer.admin.live.events import Events
-from streamer.admin.live.problem_view import shown
+from streamer.admin.live.problem_view import problem_row
 from streamer.admin.mapping import api_models
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.page.render_templates import render
@@ -94,7 +94,7 @@ class Frame:
 
     def _mapping_problem(self) -> Row | None:
         problem = self.service.problem
-        return None if problem is None else shown(of_mapping(problem.report))
+        return None if problem is None else problem_row(of_mapping(problem.report))
 
     def note(self, text: str, kind: str = "good") -> str:
         """Keep a note in memory for the page after a redirect; return the name of the note."""

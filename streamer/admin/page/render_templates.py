@@ -51,7 +51,7 @@ def environment() -> Environment:
     """Return the compiled templates. The first call reads the files."""
     folder = files("streamer.admin.page") / "templates"
     sources = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
-    made = Environment(
+    templates = Environment(
         loader=DictLoader(sources),
         autoescape=True,
         undefined=StrictUndefined,
@@ -59,7 +59,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {
+    templates.filters |= {
         "number": number_text.count,
         "grouped": number_text.grouped,
         "size": number_text.size,
@@ -76,13 +76,13 @@ def environment() -> Environment:
         "redact": redact,
     }
     versions = {name: asset.version for name, asset in assets().items()}
-    made.globals |= {
+    templates.globals |= {
         "asset": lambda name: f"/static/{name}?v={versions[name]}",
         "version": __version__,
     }
     for name in sources:
-        made.get_template(name)
-    return made
+        templates.get_template(name)
+    return templates
 
 
 def load() -> None:

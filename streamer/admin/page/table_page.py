@@ -88,7 +88,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         action = form_text(form, "action")
         options = None
         if action not in _DONE:
-            raise InvalidError("action: not known")
+            raise InvalidError("action: unknown")
         done = _DONE[action]
         if action == "resync":
             options = _resync(form).to_json()
@@ -97,7 +97,9 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         if action == "repair":
             await frame.service.repairs.start((database, sid, name), actor_of(request))
         else:
-            await frame.service.act_on(action, database, sid, name, actor_of(request), options)
+            await frame.service.request_for_table(
+                action, database, sid, name, actor_of(request), options
+            )
         status.forget()
         return frame.redirect(_address(database, sid, name), done)
 
@@ -116,14 +118,14 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         database, sid, name = _which(form)
         action = form_text(form, "action")
         if action not in ("retry", "drop"):
-            raise InvalidError("action: not known")
+            raise InvalidError("action: unknown")
         back = f"{_address(database, sid, name)}"
         ids = tuple(row_number(str(text), "id") for text in form.getlist("id"))
         if not ids and form_text(form, "which") != "all":
             return frame.redirect(back, "Select changes, or choose all", "warning")
         choice = Choice(str(parse_name(name)), database, sid, ids)
-        asked = await frame.service.request_quarantine_action(action, choice, actor_of(request))
-        count = sum(relation["changes"] for relation in asked)
+        requested = await frame.service.request_quarantine_action(action, choice, actor_of(request))
+        count = sum(relation["changes"] for relation in requested)
         word = "are being retried" if action == "retry" else "are being dropped"
         status.forget()
         return frame.redirect(back, f"{count} of its changes {word}")

@@ -49,6 +49,6 @@ class TargetCard:
         """Read the server, unless a recent result exists; after a failure, keep the last result."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                self._server = await self._service.server_of_target()
+                self._server = await self._service.target_facts()
         except (StreamerError, TimeoutError):
             return

@@ -16,7 +16,7 @@ from streamer.errors.error_classes import AdminError, StreamerError
 from streamer.mapping.rules import SourceLabel
 from streamer.mapping.scope import Scope
 
-_LEFT: Final = (REMOVED, PURGING)
+_REMOVED_STATES: Final = (REMOVED, PURGING)
 Work = Callable[[str, str, str, str], Awaitable[str | None]]
 """Changes a tenant, by database, sid, url and actor; returns the operator's next step."""
 
@@ -36,7 +36,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             request,
             "tenants.html",
             tenants=[_shown(row) for row in rows],
-            groups=sorted({row["database"] for row in rows if row["state"] not in _LEFT}),
+            groups=sorted({row["database"] for row in rows if row["state"] not in _REMOVED_STATES}),
             failure=failure,
         )
 
@@ -47,7 +47,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         try:
             report = await tenants.drift(Scope(database=database))
             items = [
-                {"item": item, "who": deviations(item)}
+                {"item": item, "deviations": deviations(item)}
                 for item in report.items
                 if not item.is_equal
             ]
@@ -114,5 +114,5 @@ def _shown(row: Row) -> Row:
     return row | {
         "label": SourceLabel(row["database"], row["sid"]),
         "address": status_view.address("/source", **of_source),
-        "is_left": row["state"] in _LEFT,
+        "is_removed": row["state"] in _REMOVED_STATES,
     }

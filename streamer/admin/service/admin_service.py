@@ -1,9 +1,9 @@
 """The operations on the mapping, for API and command line: edit, plan, apply, request.
 
 Edits change only the draft. Applying builds the mapping from the draft, reads the servers, stores
-the mapping as the newest revision and switches the engine to it. streamer rejects a faulty draft
-before any change. `streamer run` starts with the newest revision, so a process that dies during a
-switch finishes the switch at the next start.
+the mapping as the newest revision and switches the engine to that mapping. streamer rejects a
+faulty draft before any change. `streamer run` starts with the newest revision, so a process that
+dies during a switch finishes the switch at the next start.
 
 Without a mapping database the operations only read: the sources of the YAML file are in a store in
 memory.
@@ -36,7 +36,7 @@ from streamer.admin.service.server_reads import ALL, TARGET, ServerReads
 from streamer.admin.service.table_side_by_side import read_table_pair
 from streamer.admin.service.tenant_service import Tenants
 from streamer.bookkeeping.bookkeeping import Bookkeeping
-from streamer.bookkeeping.requests import Request, read_acts
+from streamer.bookkeeping.requests import Request, read_audited
 from streamer.commands.check.source_facts import SourceFacts, read_source
 from streamer.commands.conflict_log import read_conflicts
 from streamer.commands.quarantined_rows import (
@@ -84,7 +84,7 @@ from streamer.util.migrations import read_migrations
 log = structlog.get_logger()
 
 FACTS_SECONDS: Final = 30.0
-"""The maximum age of the facts, because the server reads the size of each file of a database."""
+"""The maximum age of server facts. Each query for the size of a database reads all file sizes."""
 EVERY_TABLE: Final = RelationPattern("*", "*", namespace_is_pattern=True, name_is_pattern=True)
 
 
@@ -126,7 +126,7 @@ class AdminService:
         self.is_static = is_static
         self.engine: RunningEngine | None = None
         self.select_sources: Callable[[Mapping], Mapping] = lambda mapping: mapping
-        self.find_lost: Callable[[], MappingProblem | None] = lambda: None
+        self.find_lost_mapping: Callable[[], MappingProblem | None] = lambda: None
         self.on_change: Callable[[str, Row], None] = lambda name, data: None
         self._config = config
         self._address = TargetAddress.parse(settings.target.url)
@@ -143,7 +143,7 @@ class AdminService:
     @property
     def problem(self) -> MappingProblem | None:
         """The fault of the mapping as a whole."""
-        return self.store.problem or self.find_lost()
+        return self.store.problem or self.find_lost_mapping()
 
     async def close(self) -> None:
         await self.tenants.close()
@@ -157,8 +157,8 @@ class AdminService:
         if self.is_static:
             raise ReadOnlyError(
                 "the mapping is in the configuration file",
-                hint="edit it and send SIGHUP, or set mapping_database and `streamer import` "
-                "the file",
+                hint="edit the file and send SIGHUP, or set mapping_database and run "
+                "`streamer import` with the file",
             )
 
     async def create(self, kind: str, values: Row, actor: str) -> Row:
@@ -197,7 +197,7 @@ class AdminService:
         self.on_change("draft", {"action": "delete", "object": kind, "id": number})
 
     async def check_source(self, name: str, values: Row) -> Row:
-        """Return the url that database *name* could get. Raises InvalidError, TakenError."""
+        """Validate and return a new url of database *name*. Raises InvalidError, TakenError."""
         self.check_writable()
         api_models.validate("database", {"name": name})
         fields = self._check("url", values | {"database_id": 1})
@@ -341,7 +341,7 @@ class AdminService:
         content = await self.store.content()
         urls = await self.store.reveal(content)
         users = [(row["name"], row["role"]) for row in await self.store.users()]
-        return export_mapping(content, urls, await self._base(), users)
+        return export_mapping(content, urls, await self._written_settings(), users)
 
     async def file_values(self) -> str:
         """Return the values of the configuration file as YAML, without secrets.
@@ -359,7 +359,7 @@ class AdminService:
         contents = await in_admin_thread(read_import, path, text, excludes_missing=excludes_missing)
         content = await self.store.content()
         urls = await self.store.reveal(content)
-        rows = mask_passwords(contents.wanted, content, urls, await self._base())
+        rows = mask_passwords(contents.groups, content, urls, await self._written_settings())
         for _, _, tables in rows:
             for row in tables:
                 check_table(row, self.settings)
@@ -370,8 +370,8 @@ class AdminService:
         self.on_change("draft", {"action": "import"})
         return contents.notes
 
-    async def _base(self) -> WrittenSettings:
-        """Return the configuration file. Raises SettingsError."""
+    async def _written_settings(self) -> WrittenSettings:
+        """Return the settings of the configuration file, if any. Raises SettingsError."""
 
         def read() -> WrittenSettings:
             return read_written(self._config) if self._config.exists() else WrittenSettings()
@@ -386,23 +386,23 @@ class AdminService:
         Changes of the mapping are in the mapping database, and requests in the target. The list
         lacks the requests of a target that does not answer.
         """
-        most = query.page * query.per_page
-        entries, total = await self.store.audit(Query(1, most))
+        end = query.page * query.per_page
+        entries, total = await self.store.audit(Query(1, end))
         try:
-            acts, count = await self.reads.get(
-                ("audit", most), TARGET, lambda: self._read_acts(most)
+            requests, count = await self.reads.get(
+                ("audit", end), TARGET, lambda: self._read_requests(end)
             )
         except TargetError:
-            acts, count = [], 0
-        entries += [_entry(act) for act in acts]
+            requests, count = [], 0
+        entries += map(_audit_entry, requests)
         entries.sort(key=lambda entry: str(entry["at"]), reverse=True)
-        return entries[most - query.per_page : most], total + count
+        return entries[end - query.per_page : end], total + count
 
-    async def _read_acts(self, most: int) -> tuple[list[Request], int]:
+    async def _read_requests(self, end: int) -> tuple[list[Request], int]:
         bookkeeping = Bookkeeping(self._address, "streamer audit")
         try:
             async with bookkeeping.connection() as connection:
-                return await read_acts(connection, most)
+                return await read_audited(connection, end)
         finally:
             await bookkeeping.close()
 
@@ -423,16 +423,16 @@ class AdminService:
         # Thousands of tables take a moment, and the event loop also streams.
         return await in_admin_thread(lambda: _with_redacted_sources(report.to_json()))
 
-    async def server_of_target(self) -> ServerFacts:
+    async def target_facts(self) -> ServerFacts:
         """Return version, size and connections of the target, at most `FACTS_SECONDS` old.
 
         Raises TargetError.
         """
         return await self.reads.get(
-            "server of the target", TARGET, self._read_server_of_target, FACTS_SECONDS
+            "server of the target", TARGET, self._read_target_facts, FACTS_SECONDS
         )
 
-    async def _read_server_of_target(self) -> ServerFacts:
+    async def _read_target_facts(self) -> ServerFacts:
         bookkeeping = Bookkeeping(self._address, "streamer page")
         try:
             async with bookkeeping.connection() as connection:
@@ -443,26 +443,26 @@ class AdminService:
     async def discover(
         self, url: str | None, number: int | None, actor: str, *, database: int | None = None
     ) -> Row:
-        """Survey a database: a stored url, or *url*. Raises InvalidError, SourceError.
+        """Read the catalogs at a stored url or at *url*. Raises InvalidError, SourceError.
 
         *database*: the group for *url*; the answer marks its tables as mapped. The audit names
         *actor* and server.
         """
         if (url is None) == (number is None):
             raise InvalidError("url: give either url or url_id")
-        place, excluded = None, []
+        password_file, excluded = None, []
         if number is not None:
             row = await self.store.get("url", number)
             database, excluded = row["database_id"], row["exclude_tables"]
             content = await self.store.content()
             url = (await self.store.reveal(content))[number]
-            place = row.get("password_file")
+            password_file = row.get("password_file")
         assert url is not None
         if has_mask(url):
             raise InvalidError("url: *** stands for a stored password: give url_id instead")
-        is_own = self.is_static and number is not None
-        # A file is outside of the directory if a link leads there.
-        secret = await in_admin_thread(self._open_url, url, place, is_own)
+        is_from_file = self.is_static and number is not None
+        # The check of a password file follows links, which would block the event loop.
+        secret = await in_admin_thread(self._open_url, url, password_file, is_from_file)
         facts = await self._read_source_facts(secret, actor)
         if facts.server is None:
             raise facts.error or UnreadyError("the database did not answer")
@@ -477,19 +477,19 @@ class AdminService:
             excluded = excluded + (await self.store.get("database", database))["exclude_tables"]
         return discovered(facts, _patterns(names), _patterns(excluded))
 
-    def _open_url(self, url: str, place: str | None, is_own: bool) -> Secret:
+    def _open_url(self, url: str, password_file: str | None, is_from_file: bool) -> Secret:
         """Return *url* with variables replaced. Raises InvalidError.
 
-        *is_own*: the url comes from the configuration file, which may name all variables and files.
+        *is_from_file*: the configuration file has the url, and may name all variables and files.
         """
         try:
-            if is_own:
+            if is_from_file:
                 secret = Secret(replace_variables(url))
-                file = None if place is None else replace_variables(place)
+                file = None if password_file is None else replace_variables(password_file)
             else:
                 self._allowed.check_url(url)
                 secret = Secret(self._allowed.replace(url))
-                file = None if place is None else self._allowed.replace(place)
+                file = None if password_file is None else self._allowed.replace(password_file)
                 if file is not None:
                     self._allowed.check_file(file)
         except LookupError as exc:
@@ -498,7 +498,7 @@ class AdminService:
             raise InvalidError(f"url: {exc}", hint=ALLOWED_HINT) from None
         if file is not None:
             return ConnectionUrl(secret.reveal(), PasswordSource(file=file))
-        return secret if is_own else Secret(without_stored_passwords(secret.reveal()))
+        return secret if is_from_file else Secret(without_stored_passwords(secret.reveal()))
 
     async def _read_source_facts(self, url: Secret, actor: str) -> SourceFacts:
         server = server_name(url.reveal())
@@ -510,7 +510,7 @@ class AdminService:
 
         return await self.reads.get(("discover", url), server, read)
 
-    async def act(
+    async def request_for_rule(
         self, action: str, number: int, sid: str | None, actor: str, options: Row | None = None
     ) -> list[str]:
         """Request resync, pause or resume for the tables of a rule; return their names."""
@@ -523,7 +523,7 @@ class AdminService:
         ]
         exact = [pattern for pattern in patterns if not pattern.is_pattern]
         try:
-            asked = await request(
+            requested = await request(
                 self._address,
                 action,
                 f"{row['schema']}.{row['name']}",
@@ -536,7 +536,7 @@ class AdminService:
         except MappingError as exc:
             hint = "apply the draft; /api/status lists the tables"
             raise UnreadyError(exc.message, hint=exc.hint or hint) from None
-        return asked.names
+        return requested.names
 
     def source(self, database: str, sid: str | None) -> SourceMapping:
         """Return a source that runs. Raises NotFoundError."""
@@ -560,7 +560,7 @@ class AdminService:
         )
         return _redacted_row(seen)
 
-    async def act_on(
+    async def request_for_table(
         self,
         action: str,
         database: str,
@@ -593,13 +593,13 @@ class AdminService:
         """
         source = self.source(database, sid)
         try:
-            asked = await restart(self._address, source.label, actor)
+            requested = await restart(self._address, source.label, actor)
         except MappingError as exc:
             raise UnreadyError(exc.message, hint=exc.hint) from None
-        return {"action": "restart", "source": asked.label, "request": asked.request_id}
+        return {"action": "restart", "source": requested.label, "request": requested.request_id}
 
     async def quarantine(self, choice: Choice, limit: int) -> Row:
-        """Return the oldest changes in quarantine, and the number of changes."""
+        """Return the oldest changes in quarantine, and the number of all these changes."""
 
         async def read() -> tuple[list[QuarantinedRow], int]:
             rows = await read_rows(self._address, choice, limit)
@@ -630,10 +630,10 @@ class AdminService:
         if choice.table is None and not choice.ids:
             raise InvalidError("ids: name the changes, or their table")
         try:
-            asked = await request_action(self._address, action, choice, actor)
+            requested = await request_action(self._address, action, choice, actor)
         except MappingError as exc:
             raise UnreadyError(exc.message, hint=exc.hint) from None
-        return [{"table": name, "changes": count} for name, count in asked.values()]
+        return [{"table": name, "changes": count} for name, count in requested.values()]
 
 
 def _differing(settings: Row, file: Settings) -> Row:
@@ -656,22 +656,22 @@ def _redacted(value: Any) -> Any:
     return value
 
 
-def _entry(act: Request) -> Row:
-    """Return an act in the form of the audit."""
-    at = act.requested_at
+def _audit_entry(request: Request) -> Row:
+    """Return an operator's request as an entry of the audit."""
+    at = request.requested_at
     assert at is not None
     return {
-        "id": act.request_id,
+        "id": request.request_id,
         "at": at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "actor": act.actor,
-        "action": act.verb,
-        "object": act.object,
+        "actor": request.actor,
+        "action": request.verb,
+        "object": request.object,
         "object_id": None,
-        "label": act.label,
+        "label": request.label,
         "before": None,
-        "after": act.shown_options or None,
-        "state": act.state,
-        "error": act.reason and redact(act.reason),
+        "after": request.shown_options or None,
+        "state": request.state,
+        "error": request.reason and redact(request.reason),
     }
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from streamer.admin.mapping.api_models import DatabaseBody, TableBody, UrlBody, table_pattern
 from streamer.commands.check.findings import Fix, found_lines, one_line
 from streamer.commands.check.planned_copies import copy_lines
-from streamer.commands.tenants.add_and_remove import Changed
+from streamer.commands.tenants.add_and_remove import TenantChange
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import InvalidError, NotFoundError
 from streamer.mapping.rules import SourceLabel
@@ -80,7 +80,7 @@ async def remove_source(client: "MappingClient", database: str, sid: str | None)
 
 async def add_tenants(
     client: "MappingClient", database: str, urls: list[tuple[str, str]], *, applies: bool
-) -> Changed:
+) -> TenantChange:
     """Add tenants to the draft; apply the draft if it contains no other change.
 
     *urls*: the url and sid of each tenant. Raises AdminError.
@@ -93,7 +93,7 @@ async def add_tenants(
 
 async def remove_tenant(
     client: "MappingClient", database: str, sid: str, *, applies: bool
-) -> Changed:
+) -> TenantChange:
     """Remove a tenant from the draft; apply the draft if it contains no other change.
 
     *applies*: whether to apply such a draft. Raises AdminError.
@@ -105,16 +105,16 @@ async def remove_tenant(
 
 async def _apply_tenants(
     client: "MappingClient", database: str, sids: list[str], applies: bool, was_changed: bool
-) -> Changed:
+) -> TenantChange:
     labels: list[str] = [SourceLabel(database, sid) for sid in sids]
     if was_changed or not applies:
         why = "; the draft has other changes, too" if was_changed and applies else ""
         step = f"see `{command('plan')}`, then run `{command('apply')}`{why}"
-        return Changed(labels, next_step=step, is_applied=False)
+        return TenantChange(labels, next_step=step, is_applied=False)
     answer = await client.apply(force=False)
     warning = answer["warning"]
     cause = None if warning is None else f"remove the cause of this error: {warning}"
-    return Changed(labels, next_step=cause)
+    return TenantChange(labels, next_step=cause)
 
 
 async def add_table(

@@ -36,16 +36,16 @@ async def read_table_pair(
     """
     rule = _rule(source, table)
     exact = RelationPattern(table.namespace, table.name)
-    alone = replace(source, rules=(replace(rule, pattern=exact),))
+    single = replace(source, rules=(replace(rule, pattern=exact),))
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            seen = await examine(settings, Mapping((alone,), target_namespace))
+            examination = await examine(settings, Mapping((single,), target_namespace))
     except TimeoutError:
         raise SourceConnectionError(
             f"the servers did not answer within {CHECK_SECONDS:g} s",
             hint="a server is unreachable, or a session holds a lock on the table",
         ) from None
-    return _described(seen, table)
+    return _described(examination, table)
 
 
 def _rule(source: SourceMapping, table: RelationName) -> TableRule:
@@ -55,11 +55,11 @@ def _rule(source: SourceMapping, table: RelationName) -> TableRule:
     return min(candidates, key=lambda rule: rule.pattern.is_pattern)
 
 
-def _described(seen: Examination, table: RelationName) -> Row:
-    (facts,) = seen.sources
+def _described(examination: Examination, table: RelationName) -> Row:
+    (facts,) = examination.sources
     findings = [
         finding.to_json()
-        for finding in seen.report.findings
+        for finding in examination.report.findings
         if finding.place.object == str(table)
         or (finding.place.object is None and finding.severity.value == "error")
     ]
@@ -67,7 +67,9 @@ def _described(seen: Examination, table: RelationName) -> Row:
     mapping = next((m for m in facts.mappings if m.source == table), None)
     if relation is None or mapping is None:
         return {"columns": [], "key": [], "identity": None, "findings": findings, "target": None}
-    target_table = seen.target.tables.get(mapping.target) if seen.target is not None else None
+    target_table = (
+        examination.target.tables.get(mapping.target) if examination.target is not None else None
+    )
     target = target_table.relation if target_table is not None else None
     return {
         "columns": list(_columns(relation, mapping, target)),
@@ -85,7 +87,7 @@ def _described(seen: Examination, table: RelationName) -> Row:
 def _columns(
     relation: SourceRelation, mapping: RelationMapping, target: TargetRelation | None
 ) -> Iterable[Row]:
-    """Pair the columns; columns that only the target has come last."""
+    """Pair the columns; the target's further columns come last."""
     remaining = dict(target.columns) if target is not None else {}
     key = set(relation.key or relation.primary_key)
     for column in relation.columns:

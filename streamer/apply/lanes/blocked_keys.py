@@ -82,21 +82,17 @@ class Quarantine:
 
 
 class BlockedKeys:
-    """Old and new keys of changes in quarantine: later changes of such a key go into quarantine,
-    too.
-
-    The keys belong to one relation and to one transaction at the target.
-    """
+    """The old and new keys of the changes of a relation in quarantine, in a target transaction."""
 
     __slots__ = (
         "added",
         "base",
         "change_count",
         "columns",
-        "is_cleared",
-        "is_to_clear",
+        "first_rejected",
+        "is_emptied",
+        "is_outdated",
         "pending",
-        "reason",
     )
 
     def __init__(self) -> None:
@@ -106,12 +102,13 @@ class BlockedKeys:
         self.added: dict[bytes, None] = {}
         self.pending: list[Quarantined | Emptied] = []
         """The changes still to write to the table, in order."""
-        self.is_cleared = False
+        self.is_outdated = False
         """The keys of `Quarantine` are out of date: this transaction changed rows in quarantine."""
-        self.is_to_clear = False
+        self.is_emptied = False
+        """A TRUNCATE makes the next flush delete the changes that the table contains."""
         self.change_count = 0
         """The net change of the number of rows in quarantine."""
-        self.reason: Quarantined | None = None
+        self.first_rejected: Quarantined | None = None
         """The first change that the target refused."""
 
     def copy(self) -> "BlockedKeys":
@@ -139,8 +136,8 @@ class BlockedKeys:
     def put(self, change: Quarantined) -> None:
         """Record a change for quarantine; the caller has added the keys."""
         self.pending.append(change)
-        if self.reason is None and change.code is not None:
-            self.reason = change
+        if self.first_rejected is None and change.code is not None:
+            self.first_rejected = change
 
     def truncate(self, plan: ApplyPlan, transaction: Transaction) -> None:
         """Record a TRUNCATE at this place in the order."""
@@ -152,13 +149,13 @@ class BlockedKeys:
         self.pending.clear()
         self.added.clear()
         self.base = set()
-        self.is_cleared = self.is_to_clear = True
+        self.is_outdated = self.is_emptied = True
 
     def discard_keys(self, count: int) -> None:
         """Add *count* to the number of changes, and discard the keys until the next `use`."""
         self.change_count += count
         self.columns, self.base, self.added = None, set(), {}
-        self.is_cleared = True
+        self.is_outdated = True
 
     def use(self, columns: KeyColumns, base: set[bytes], pending: Iterable[Keys] = ()) -> None:
         """Compute keys from *columns* from now on.
@@ -178,7 +175,7 @@ class BlockedKeys:
         if self.columns is not None:
             self.base.update(self.added)
             quarantine.columns, quarantine.keys = self.columns, self.base
-        elif self.is_cleared:
+        elif self.is_outdated:
             quarantine.columns = None
 
 
@@ -215,16 +212,16 @@ def digest(values: KeyValues, names: Sequence[Mapping[bytes, bytes]]) -> bytes:
     *names*: for each column, the server's names of values, see `EqualKeys`.
     """
     # A key may be a whole row, and a relation may have many keys, so keep a digest of 16 bytes.
-    made = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for value, of_column in zip(values, names, strict=True):
         if value is None:
-            made.update(_length(-1))
+            hasher.update(_length(-1))
         elif isinstance(value, LargeValue):
-            made.update(_length(len(value)))
+            hasher.update(_length(len(value)))
             for piece in value.pieces():
-                made.update(piece)
+                hasher.update(piece)
         elif (name := of_column.get(value)) is not None:
-            made.update(_length(-2) + _length(len(name)) + name)
+            hasher.update(_length(-2) + _length(len(name)) + name)
         else:
-            made.update(_length(len(value)) + value)
-    return made.digest()
+            hasher.update(_length(len(value)) + value)
+    return hasher.digest()

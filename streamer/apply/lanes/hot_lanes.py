@@ -28,8 +28,7 @@ IDLE_SECONDS: Final = 10.0
 @dataclass(slots=True)
 class _Placement:
     lane: "Lane"
-    home: "TransactionQueue"
-    """The shared worker of the lane."""
+    shared_worker: "TransactionQueue"
     since: float
     worked_at: float
     """Time of the last commit of changes of the lane."""
@@ -49,7 +48,7 @@ class HotLanes:
         return queue in self._placements
 
     def reserve(self, lane: "Lane", now: float) -> "TransactionQueue | None":
-        """Reserve a hot worker for *lane*; None if none is free, or *lane* has a hot worker."""
+        """Reserve a hot worker for *lane*; None without a free worker, and for a hot lane."""
         if self.is_hot_worker(lane.queue):
             return None
         for worker, placement in self._placements.items():
@@ -70,7 +69,7 @@ class HotLanes:
         if now - placement.since < ASIDE_SECONDS or not is_cool:
             return None
         self._placements[lane.queue] = None
-        return placement.home
+        return placement.shared_worker
 
 
 def _free_if_idle(placement: _Placement, now: float) -> bool:
@@ -83,5 +82,5 @@ def _free_if_idle(placement: _Placement, now: float) -> bool:
         return True
     if lane.queued_count or now - placement.worked_at < ASIDE_SECONDS:
         return False
-    lane.queue = placement.home
+    lane.queue = placement.shared_worker
     return True

@@ -19,13 +19,13 @@ class Queued(Protocol):
 
 
 class Budget:
-    """Counts queued bytes."""
+    """Counts the queued bytes of each source."""
 
     def __init__(self, bytes_max: int, source_min: int = SOURCE_BYTES_MIN) -> None:
         self._bytes_max = bytes_max
         self._source_min = source_min
         self._by_source: dict[object, int] = {}
-        self._given = asyncio.Event()
+        self._freed = asyncio.Event()
 
     def add(self, lane: Queued, size: int) -> None:
         """Add *size* bytes of *lane*."""
@@ -38,10 +38,10 @@ class Budget:
             self._by_source[lane.owner] = size_left
         else:
             self._by_source.pop(lane.owner, None)
-        self._given.set()
+        self._freed.set()
 
     def has_room(self, source: object) -> bool:
-        """Whether *source* may dispatch more."""
+        """Whether *source* may dispatch more changes."""
         size = self._by_source.get(source, 0)
         if size < self._source_min:
             return True
@@ -50,5 +50,5 @@ class Budget:
 
     async def wait_for_room(self, source: object) -> None:
         while not self.has_room(source):
-            self._given.clear()
-            await self._given.wait()
+            self._freed.clear()
+            await self._freed.wait()

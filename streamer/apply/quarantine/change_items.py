@@ -31,7 +31,9 @@ from unnest($1::int8[]) with ordinality t (oid, n) order by n
 
 @dataclass(slots=True)
 class Item:
-    """A change in flight. ``text``: the change in text transport."""
+    """A change in flight. ``text``: the change in text transport. ``place``: the numbers of the
+    transaction and of the change.
+    """
 
     place: tuple[int, int]
     transaction: Transaction
@@ -44,8 +46,8 @@ class Item:
         """The time at which the source ended all versions that the change writes; None if the
         versions are open.
         """
-        of = self.transaction
-        return of.ended_at if isinstance(of, EndedTransaction) else None
+        transaction = self.transaction
+        return transaction.ended_at if isinstance(transaction, EndedTransaction) else None
 
     def quarantined(self, plan: ApplyPlan, error: str, code: str | None) -> Quarantined:
         """Return the row in quarantine that keeps this change, rejected with *error*."""
@@ -75,7 +77,7 @@ class ItemReader:
     async def _texts(
         self, plan: ApplyPlan, changes: list[OrderedChange], number: int
     ) -> list[OrderedChange]:
-        """Convert binary values to text: textual types here, the rest at the server.
+        """Convert binary values to text; only values of textual types need no query.
 
         The bytes of a text are equal in both transports. The server may reject a text because of
         the encoding, and would then reject the conversion, too.
@@ -91,8 +93,8 @@ class ItemReader:
                 converted.append(column)
         try:
             for start in range(0, len(converted) if rows else 0, PART_COLUMNS_MAX):
-                some = converted[start : start + PART_COLUMNS_MAX]
-                for column, values in zip(some, await self._columns(rows, some), strict=True):
+                part = converted[start : start + PART_COLUMNS_MAX]
+                for column, values in zip(part, await self._column_texts(rows, part), strict=True):
                     for row, text, value in zip(rows, texts, values, strict=True):
                         if row[column.position] is UNCHANGED:
                             text[column.position] = UNCHANGED
@@ -111,11 +113,11 @@ class ItemReader:
             for change in changes
         ]
 
-    async def _columns(
+    async def _column_texts(
         self, rows: list[Row], columns: Sequence[PlanColumn]
     ) -> list[Sequence[str | None]]:
         """Return the text of some columns of binary *rows*, column by column."""
-        # The casts omit type modifiers, because a modifier may be the reason of a rejection.
+        # The casts omit type modifiers, because a modifier may be the reason for a rejection.
         oids = [column.target.type_oid for column in columns]
         target = self._transaction.target
         kinds = await target.fetch(_PLAIN_TYPES_SQL, oids)

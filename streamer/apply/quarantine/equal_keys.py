@@ -37,10 +37,10 @@ class EqualKeys:
         names: dict[bytes, bytes] = {}
         distinct = list(dict.fromkeys(values))
         for start in range(0, len(distinct), NAMED_MAX):
-            some = distinct[start : start + NAMED_MAX]
-            documents = [_document(kind, value) for value in some]
+            batch = distinct[start : start + NAMED_MAX]
+            documents = [_document(kind, value) for value in batch]
             stored_names = await self._transaction.target.fetch_value(_NAME_SQL, kind, documents)
-            for value, name in zip(some, stored_names, strict=True):
+            for value, name in zip(batch, stored_names, strict=True):
                 if name is not None:
                     names[value] = name.encode()
         return names

@@ -59,11 +59,11 @@ class QuarantineTable:
     async def flush(self, relations: dict[MappedRelation, BlockedKeys]) -> None:
         """Write the pending changes of each relation."""
         for mapped, blocked in relations.items():
-            if blocked.is_to_clear:
+            if blocked.is_emptied:
                 blocked.change_count -= await remove_quarantined(
                     self._transaction.target, mapped.relation_id
                 )
-                blocked.is_to_clear = False
+                blocked.is_emptied = False
             batch: list[Quarantined] = []
             for change in blocked.pending:
                 if isinstance(change, Quarantined):

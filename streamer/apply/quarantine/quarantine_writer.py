@@ -86,7 +86,7 @@ class QuarantineWriter:
     # ---- the transaction -----------------------------------------------------------------------
 
     def start_window(self) -> None:
-        """Prepare for the next window, whose planning calls `follow` for each transaction."""
+        """Prepare for the next window, which calls `divert_followers` for each transaction."""
         self._ahead.clear()
         if not self._is_begun:
             self._blocked.clear()
@@ -121,30 +121,30 @@ class QuarantineWriter:
         for mapped, blocked in self._blocked.items():
             was_empty = mapped.quarantine.count == 0
             blocked.commit_to(mapped.quarantine)
-            if blocked.change_count or blocked.is_cleared:
+            if blocked.change_count or blocked.is_outdated:
                 self._changed.add(mapped)
-            if was_empty and mapped.quarantine.count and blocked.reason is not None:
+            if was_empty and mapped.quarantine.count and blocked.first_rejected is not None:
                 log.warning(
                     "rows are in quarantine",
                     source=SourceLabel(mapped.source.database, mapped.source.sid),
                     table=str(mapped.mapping.source),
                     rows=mapped.quarantine.count,
-                    error=blocked.reason.error,
+                    error=blocked.first_rejected.error,
                 )
         self._blocked.clear()
 
-    def quarantine_changed(self, mapped: MappedRelation, count: int) -> None:
-        """Record that this transaction added (or removed) *count* changes in the table."""
+    def record_quarantine_change(self, mapped: MappedRelation, count: int) -> None:
+        """Record that this transaction added (or removed) *count* rows in streamer.quarantine."""
         self._blocked.setdefault(mapped, BlockedKeys()).discard_keys(count)
 
     # ---- later changes of the same rows ---------------------------------------------------------
 
-    async def follow(
+    async def divert_followers(
         self, lane_transaction: LaneTransaction, plans: Sequence[ApplyPlan | None]
     ) -> list[list[bytes]] | None:
-        """Remove the changes that follow rows in quarantine from the next lane transaction.
+        """Divert the changes of a lane transaction that follow changes of their rows in quarantine.
 
-        Returns the remaining payloads of each item of changes; None if all remain.
+        Return the remaining payloads of each item of changes; None if all remain.
         """
         if not any(self.has_blocked_keys(mapped) for mapped, _ in lane_transaction.changes):
             return None
@@ -161,9 +161,9 @@ class QuarantineWriter:
             if blocked is None:
                 blocked = self._blocked.get(mapped, BlockedKeys()).copy()
                 self._ahead[mapped] = blocked
-            await self._use(mapped, blocked, plan)
+            await self._use_key_columns(mapped, blocked, plan)
             items = await self._items.read(plan, lane_transaction.transaction, 0, changes.payloads)
-            still_free = []
+            unblocked = []
             for item, payload in zip(items, changes.payloads, strict=True):
                 if item.change.kind == TRUNCATE:
                     blocked.truncate(plan, lane_transaction.transaction)
@@ -171,8 +171,8 @@ class QuarantineWriter:
                     blocked.add(item.keys)
                     blocked.put(item.quarantined(plan, FOLLOWS, None))
                     continue
-                still_free.append(payload)
-            remaining.append(still_free)
+                unblocked.append(payload)
+            remaining.append(unblocked)
         return remaining
 
     def orders_by_keys(self, window: LaneWindow) -> bool:
@@ -184,16 +184,18 @@ class QuarantineWriter:
         blocked = self._ahead.get(mapped) or self._blocked.get(mapped)
         return blocked is not None or mapped.quarantine.count > 0
 
-    async def _use(self, mapped: MappedRelation, blocked: BlockedKeys, plan: ApplyPlan) -> None:
+    async def _use_key_columns(
+        self, mapped: MappedRelation, blocked: BlockedKeys, plan: ApplyPlan
+    ) -> None:
         """Make *blocked* use the key columns of *plan*, with the keys of rows in quarantine."""
         columns, quarantine = KeyColumns.of(plan), mapped.quarantine
         if blocked.columns == columns:
             return
         is_first = (
-            blocked.columns is None and not blocked.is_cleared and self._retried_before is None
+            blocked.columns is None and not blocked.is_outdated and self._retried_before is None
         )
         base: set[bytes] = set()
-        if not columns.names or blocked.is_to_clear or (is_first and not quarantine.count):
+        if not columns.names or blocked.is_emptied or (is_first and not quarantine.count):
             pass
         elif is_first:
             if quarantine.columns != columns:
@@ -271,7 +273,7 @@ class QuarantineWriter:
         write = partial(self._segments.write, is_immediate=self._is_immediate)
         for run in ordered_runs(window, mapped, start, stop):
             segment: list[Item] = []
-            await self._use(mapped, blocked, run.plan)
+            await self._use_key_columns(mapped, blocked, run.plan)
             for number, transaction, payloads in run.parts:
                 for item in await self._items.read(run.plan, transaction, number, payloads):
                     if item.change.kind != TRUNCATE:

@@ -85,8 +85,8 @@ class SegmentWriter:
             acting = replace(statements, ended_at=ended_at)
             ended = list(of_time)
             for start in range(0, len(ended), max(1, size)):
-                some = ended[start : start + size]
-                segment = _ItemRun(plan, blocked, some, is_diverted, is_immediate)
+                batch = ended[start : start + size]
+                segment = _ItemRun(plan, blocked, batch, is_diverted, is_immediate)
                 async with self._writer.staged(mapped, acting, is_indexed=plan.key_is_indexed):
                     await self._write_some(mapped, acting, segment)
 

@@ -47,21 +47,21 @@ class Versions:
 
         *times*: the commit time of each transaction. *stops*: the end of its changes in *payloads*.
         """
-        folder, counts, done = self.plan.folder, [0, 0, 0], 0
-        while done < len(payloads):
-            transaction = bisect_right(stops, done)
+        folder, counts, position = self.plan.folder, [0, 0, 0], 0
+        while position < len(payloads):
+            transaction = bisect_right(stops, position)
             if folder is not None:
-                older, number = done, self.change_count
-                done = folder.chain(
-                    payloads, done, times, stops, transaction, number, self.chains, counts
+                start, number = position, self.change_count
+                position = folder.chain(
+                    payloads, position, times, stops, transaction, number, self.chains, counts
                 )
-                self.change_count += done - older
-                if done == len(payloads):
+                self.change_count += position - start
+                if position == len(payloads):
                     break
-                transaction = bisect_right(stops, done)
-            self._add(times[transaction], payloads[done])
+                transaction = bisect_right(stops, position)
+            self._add(times[transaction], payloads[position])
             self.change_count += 1
-            done += 1
+            position += 1
         self.counts.insert += counts[0]
         self.counts.update += counts[1]
         self.counts.delete += counts[2]

@@ -209,10 +209,10 @@ where s.mask is not null group by s.seq"""
             for version in new_versions(chain, ends.get(n))
         )
         for start, stop in _chunks(versions):
-            some = versions[start:stop]
+            batch = versions[start:stop]
             yield (
-                [times[since] + times[until] + ended[end] for _, _, since, until, end in some],
-                [row for _, row, *_ in some],
+                [times[since] + times[until] + ended[end] for _, _, since, until, end in batch],
+                [row for _, row, *_ in batch],
             )
 
     def _in_order_of_keys(

@@ -32,7 +32,7 @@ class PlannedFacts:
 
     @cached_property
     def prepare(self) -> str:
-        """Prepare the statement of the facts in the session, and execute `lock_sql`."""
+        """SQL that prepares the statement of the facts in a session, and executes `lock_sql`."""
         target = self.plan.target
         names = ", ".join(quote_literal(column.name) for column in self._columns)
         types = ", ".join(quote_literal(column.type_facts) for column in self._columns)
@@ -52,7 +52,7 @@ end""")
 
     @property
     def lock_sql(self) -> str:
-        """Lock the facts until the transaction ends, or fail if the facts have changed.
+        """SQL that locks the facts until the transaction ends, or fails if the facts have changed.
 
         EXECUTE locks the table. After a change of the definition, the server plans the statement
         again. Planning calls the function, which fails if the facts have changed. Without a change,
@@ -61,5 +61,5 @@ end""")
         return f"execute {self.name}"
 
     @property
-    def forget(self) -> str:
+    def deallocate(self) -> str:
         return f"deallocate {self.name}"

@@ -104,14 +104,14 @@ class SplitStatements(Statements):
             )
         ]
         for start in range(0, len(values), PART_COLUMNS_MAX):
-            some = values[start : start + PART_COLUMNS_MAX]
+            columns = values[start : start + PART_COLUMNS_MAX]
             parts.append(
                 Part(
                     f"streamer_stage_{self.plan.number}_p{len(parts)}",
-                    ("seq", *(name for name, _ in some)),
-                    ("integer", *(kind for _, kind in some)),
+                    ("seq", *(name for name, _ in columns)),
+                    ("integer", *(kind for _, kind in columns)),
                     4 + start,
-                    4 + start + len(some),
+                    4 + start + len(columns),
                 )
             )
         return tuple(parts)
@@ -136,9 +136,9 @@ class SplitStatements(Statements):
 
     def batches(self, rows: Iterable[Row]) -> Iterator[tuple[int, Iterable[Row]]]:
         rows, first = iter(rows), 0
-        while some := list(islice(rows, self.rows_max)):
-            yield first, some
-            first += len(some)
+        while batch := list(islice(rows, self.rows_max)):
+            yield first, batch
+            first += len(batch)
 
     def copies(self, rows: Iterable[Row], first: int = 0) -> Iterator[Copy]:
         staged = list(rows)

@@ -111,10 +111,10 @@ class Planner:
         self._read_type_names = read_type_names
         self._read_types = read_types
         self._read_expressions = read_expressions
-        self._kept = PersistentConnection(address, "streamer planner")
+        self._connection = PersistentConnection(address, "streamer planner")
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
-        self._inside: TargetConnection | None = None
+        self._transaction: TargetConnection | None = None
         self._batch_reads()
 
     def _batch_reads(self) -> None:
@@ -122,12 +122,12 @@ class Planner:
         self._targets = Batched(self._read_targets)
         self._source_columns = Batched(self._read_source_columns)
 
-    def inside(self, connection: TargetConnection) -> "Planner":
-        """Return a planner that reads the target in the open transaction of *connection*, which
-        sees its own uncommitted definitions.
+    def in_transaction(self, connection: TargetConnection) -> "Planner":
+        """Return a planner that reads the target in the open transaction of *connection*, with
+        uncommitted definitions.
         """
         planner = copy.copy(self)
-        planner._inside = connection
+        planner._transaction = connection
         planner._lock = asyncio.Lock()
         planner._batch_reads()
         return planner
@@ -213,22 +213,22 @@ class Planner:
     @asynccontextmanager
     async def _target(self, fence: FencingToken) -> AsyncIterator[TargetConnection]:
         """Yield the connection to the server of *fence*."""
-        if self._inside is not None:
+        if self._transaction is not None:
             async with self._lock:
-                yield self._inside
+                yield self._transaction
             return
         async with self._lock:
-            connection = await self._kept.get(fence)
+            connection = await self._connection.get(fence)
             try:
                 yield connection
             except TargetError:
                 connection.terminate()
                 raise
 
-    async def _read(self, mapped: MappedRelation) -> TargetRelation | None:
+    async def _read_target(self, mapped: MappedRelation) -> TargetRelation | None:
         return await self._targets.get((mapped.source.fence, mapped.mapping.target))
 
-    async def _define(self, mapped: MappedRelation) -> dict[str, DefinedColumn]:
+    async def _read_definition(self, mapped: MappedRelation) -> dict[str, DefinedColumn]:
         """Read the source's definition, store its keys in *mapped*, and return its columns."""
         facts = mapped.source
         name, source = mapped.mapping.source, _label(mapped)
@@ -241,11 +241,11 @@ class Planner:
         return {} if definition is None else {c.name: c for c in definition.columns}
 
     async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
-        """Read the source's definition again; return the present plan if it fits *relation*."""
+        """Read the source's definition again; return the current plan if that fits *relation*."""
         facts, plan, number = mapped.source, mapped.plan, next_number()
         if plan is None:
             return None
-        await self._define(mapped)
+        await self._read_definition(mapped)
         if plan is not mapped.plan or plan.relation != relation or mapped.source != facts:
             return None
         mapped.confirm(number)
@@ -260,11 +260,11 @@ class Planner:
             TargetRelation | None, dict[str, int] | None, dict[str, DefinedColumn]
         ]:
             async with asyncio.TaskGroup() as group:
-                columns = group.create_task(self._define(mapped), name="definition")
-                target = group.create_task(self._read(mapped), name="target")
+                columns = group.create_task(self._read_definition(mapped), name="definition")
+                target = group.create_task(self._read_target(mapped), name="target")
                 stored = group.create_task(
                     self._source_columns.get((mapped.source.fence, mapped.relation_id)),
-                    name="known",
+                    name="columns of the last copy",
                 )
             return target.result(), stored.result(), columns.result()
 
@@ -279,8 +279,8 @@ class Planner:
         """Make the plan of *relation*, and keep the plan.
 
         *is_changed*: the source transaction has changed rows under an earlier definition. streamer
-        adds a new column at the target before it writes these rows. So they lack the value that
-        ADD COLUMN gave them at the source.
+        adds a new column at the target before these rows, so these rows lack the value that ADD
+        COLUMN gave at the source.
         """
         mapped.check()
         if (confirmed := await self._confirm(mapped, relation)) is not None:
@@ -288,7 +288,7 @@ class Planner:
         number = next_number()
         target, stored, columns = await self._read_both(mapped)
         types = mapped.source.types
-        now = _other_columns(mapped, relation, stored, columns)
+        now = _changed_columns(mapped, relation, stored, columns)
         added_now: dict[str, str | None] = {}
         if target is not None and (missing := missing_columns(relation, mapped.mapping, target)):
             adds = mapped.mapping.rule.on_column_added is OnColumnAdded.ADD
@@ -308,7 +308,7 @@ class Planner:
                 address = replace(self._address, fence=mapped.source.fence)
                 ask = partial(self.describe_types, mapped)
                 await add_columns(address, target.name, additions, ask)
-                target = await self._read(mapped)
+                target = await self._read_target(mapped)
                 if not is_changed:
                     added_now = {column.name: column.fill for column in additions}
         binary = bool(mapped.source.binary_types)
@@ -367,11 +367,11 @@ class Planner:
         now: dict[str, DefinedColumn],
         added: dict[str, str | None],
     ) -> None:
-        """Store the source's columns, and request columns that existing target rows lack.
+        """Store the source's columns, and request a backfill of columns that existing rows lack.
 
         *added*: columns that this process just added to the target, with fill values.
         """
-        columns = columns_of(plan, stored, now)
+        columns = columns_to_store(plan, stored, now)
         backfilled = columns_to_backfill(plan, stored, now, added)
         if not backfilled and columns == stored:
             return
@@ -429,7 +429,7 @@ class Planner:
         message = await self._read_present(source.database, source.sid, mapped.mapping.source)
         return None if message is None else message.definition
 
-    async def present(
+    async def describe_columns(
         self, mapped: MappedRelation, relations: Sequence[Relation]
     ) -> tuple[DefinitionMessage | None, list[dict[str, str | None]]]:
         """Return the source's present definition, and the columns of *relations* with the known
@@ -448,7 +448,7 @@ class Planner:
 
         Leave out a column that the target lacks and the source no longer has.
         """
-        target = await self._read(mapped)
+        target = await self._read_target(mapped)
         relation = definition.relation(mapped.mapping.source)
         if target is not None:
             missing = missing_columns(relation, mapped.mapping, target)
@@ -524,7 +524,7 @@ class Planner:
             mapped.plan = None
 
     async def close(self) -> None:
-        await self._kept.close()
+        await self._connection.close()
 
 
 def _find_unplanned(
@@ -560,8 +560,8 @@ def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:
         raise TransportError(obstacle)
 
 
-def known_plans(lane_transaction: LaneTransaction) -> list[ApplyPlan | None] | None:
-    """Return the plans of a transaction if all are made already, without waiting."""
+def existing_plans(lane_transaction: LaneTransaction) -> list[ApplyPlan | None] | None:
+    """Return the plans of a transaction; None unless the planner has made all of them."""
     plans: list[ApplyPlan | None] = []
     for mapped, changes in lane_transaction.changes:
         plan = mapped.plan_for(changes.relation)
@@ -571,7 +571,7 @@ def known_plans(lane_transaction: LaneTransaction) -> list[ApplyPlan | None] | N
     return plans
 
 
-def _other_columns(
+def _changed_columns(
     mapped: MappedRelation,
     relation: Relation,
     stored: dict[str, int] | None,
@@ -584,9 +584,9 @@ def _other_columns(
     names = [column.name for column in relation.columns]
     if stored is None or (stored.keys() >= set(names) and in_order(names, stored)):
         return {}
-    if traded := traded_names(names, stored, present):
+    if swapped := swapped_names(names, stored, present):
         source, table = mapped.source, str(mapped.mapping.source)
-        listed = ", ".join(f'"{name}"' for name in traded)
+        listed = ", ".join(f'"{name}"' for name in swapped)
         options = after_loss([mapped.mapping.type])
         resync = run("resync", table, *options, database=source.database, sid=source.sid)
         raise ColumnsRenamedError(
@@ -606,7 +606,7 @@ def in_order(names: Sequence[str], stored: Mapping[str, int]) -> bool:
     return numbers == sorted(numbers)
 
 
-def traded_names(
+def swapped_names(
     names: Sequence[str], stored: Mapping[str, int], now: Mapping[str, DefinedColumn]
 ) -> list[str]:
     """Return the columns of a message that may use the former name of another column. Pure.
@@ -620,9 +620,9 @@ def traded_names(
         return []
     present = {name: now[name].number for name in names if name in now}
     former = {abs(number): name for name, number in stored.items()}
-    lent = [name for name, number in present.items() if former.get(number, name) != name]
-    if lent or in_order(names, present):
-        return lent
+    renamed = [name for name, number in present.items() if former.get(number, name) != name]
+    if renamed or in_order(names, present):
+        return renamed
     common = [name for name in names if name in stored]
     ordered = sorted(common, key=lambda name: abs(stored[name]))
     return [name for name, in_place in zip(common, ordered, strict=True) if name != in_place]
@@ -638,7 +638,7 @@ def _former_labels(mapped: MappedRelation, relation: Relation) -> FormerLabels |
     return FormerLabels(*by_kind) if any(by_kind) else None
 
 
-def columns_of(
+def columns_to_store(
     plan: ApplyPlan, stored: Mapping[str, int], now: Mapping[str, DefinedColumn]
 ) -> dict[str, int]:
     """Return the columns to store; a number is negative if the target does not get the column.

@@ -345,7 +345,7 @@ class TargetTransaction:
             return
         while len(self._facts) >= FACTS_MAX:
             _, oldest = self._facts.popitem(last=False)
-            self.target.send_before_next(oldest.forget)
+            self.target.send_before_next(oldest.deallocate)
         self._facts[facts.name] = facts
         self.target.send_before_next(facts.prepare)
 

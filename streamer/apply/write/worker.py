@@ -30,7 +30,7 @@ from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.apply.write.commit_counts import count_window, skipped_truncates
 from streamer.apply.write.commit_pace import CommitPace
 from streamer.apply.write.conflicts import ConflictsFound
-from streamer.apply.write.planner import Planner, known_plans
+from streamer.apply.write.planner import Planner, existing_plans
 from streamer.apply.write.target_transaction import TargetTransaction
 from streamer.apply.write.writer import Writer, misses_rows
 from streamer.errors.error_classes import (
@@ -272,7 +272,7 @@ class Worker:
             )
             self._arrived.set()
             return True
-        if plans is None and (plans := known_plans(lane_transaction)) is None:
+        if plans is None and (plans := existing_plans(lane_transaction)) is None:
             return False
         self._queue.popleft()
         try:

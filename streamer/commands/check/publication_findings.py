@@ -76,11 +76,11 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
     # The plan does not depend on names in the target, so the namespace does not matter.
     mappings = [*facts.mappings, *resolve_each(facts.source, sorted(unmapped), "public")[0]]
     members = members_by_fingerprint(facts.publications.values())
-    tables = [_stored(mapping, records.get(mapping.source), members) for mapping in mappings]
+    tables = [_mapped_table(mapping, records.get(mapping.source), members) for mapping in mappings]
     return reconcile(state, tables, facts.source)
 
 
-def _stored(
+def _mapped_table(
     mapping: RelationMapping, record: RelationRecord | None, members: MembersByFingerprint
 ) -> MappedTable:
     """Return the table state that `run` would build from the bookkeeping at its start."""
@@ -171,8 +171,10 @@ def find_memberships(
     server = facts.server
     assert server is not None
     changes, publications = remaining_changes(facts, plan), facts.publications.values()
-    is_able = all(publication.is_owned for publication in publications)
-    is_able = is_able and not server.in_recovery and not _publishing_obstacles(facts, changes)
+    may_publish = all(publication.is_owned for publication in publications)
+    may_publish = (
+        may_publish and not server.in_recovery and not _publishing_obstacles(facts, changes)
+    )
     memberships = {}
     for mapping, relation in facts.mapped():
         if relation.has_usable_identity:
@@ -180,7 +182,7 @@ def find_memberships(
         name, identity = relation.name, relation.identity
         moves: list[str] = []
         # A column list depends on the identity, so only the next check can name the list.
-        if not (is_able and relation.owned) and not mapping.rule.column_list:
+        if not (may_publish and relation.owned) and not mapping.rule.column_list:
             moves = moves_to_updates(facts.source, name, changes.publications)
         refusal = None
         if find_refusal(publications, identity) is not None:
@@ -188,7 +190,9 @@ def find_memberships(
         is_member = any(name in publication.members for publication in publications)
         case = plan.cases.get(name)
         is_reported = case is not None and case.has_lost_identity
-        memberships[name] = TableMembership(moves, refusal, is_member and not is_able, is_reported)
+        memberships[name] = TableMembership(
+            moves, refusal, is_member and not may_publish, is_reported
+        )
     return memberships
 
 
@@ -275,8 +279,8 @@ def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]
         elif rule.column_list:
             yield info(place, f"{some_of(sorted(excluded))} does not leave the source")
         else:
-            is_able = facts.server.version >= LISTS_SINCE
-            more = "`column_list: true`" if is_able else "PostgreSQL 15"
+            has_lists = facts.server.version >= LISTS_SINCE
+            more = "`column_list: true`" if has_lists else "PostgreSQL 15"
             problem = f"excluded {some_of(sorted(excluded))} leaves the source, but is not written"
             yield info(place, f"{problem}; {more} can keep it at the source")
 

@@ -73,18 +73,18 @@ class Usage:
     is_target: bool
     locale: str = ""
     """Provider, collation and character types of the database."""
-    may_beat: bool = True
+    may_write_heartbeats: bool = True
     """Whether streamer's role may commit heartbeats."""
     server_started: str = ""
     """The start time, because a server and a copy of it share the system identifier."""
     is_synchronous: bool = False
-    """Whether commits there wait for streamer."""
+    """Whether commits wait until streamer confirms them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
     """A transaction for which a new slot would wait. ``seconds``: its age; None if the role may not
-    see it.
+    see the age.
     """
 
     pid: int
@@ -262,7 +262,7 @@ select pg_catalog.pg_postmaster_start_time()::text as server_started,
        (select pg_catalog.has_function_privilege(oid, 'execute') from pg_catalog.pg_proc
          where pronamespace = 'pg_catalog'::pg_catalog.regnamespace
            and proname = 'pg_logical_emit_message'
-           and proargtypes[2] = 'text'::pg_catalog.regtype) as may_beat,
+           and proargtypes[2] = 'text'::pg_catalog.regtype) as may_write_heartbeats,
        (select pg_catalog.count(*) from pg_catalog.pg_replication_slots) as slots,
        (select pg_catalog.count(*) from pg_catalog.pg_stat_replication) as walsenders,
        {CONNECTIONS_SQL},
@@ -330,10 +330,10 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     facts.bytewise = await read_bytewise(plain, [r.oid for r in facts.relations.values()])
     facts.distant = await find_distant(plain, facts.relations.values())
     await _read_sizes(plain, facts)
-    asking = [
+    with_definitions = [
         relation.oid for mapping, relation in facts.mapped() if mapping.rule.includes_definitions
     ]
-    definitions = await read_at_source(plain, asking)
+    definitions = await read_at_source(plain, with_definitions)
     facts.definitions = {definition.name: definition for definition in definitions.values()}
     identities = [relation.identity for relation in facts.relations.values()]
     facts.candidates = await read_candidates(plain, identities)

@@ -189,7 +189,7 @@ def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
         if not names_several_hosts(facts.source):
             problem = "has no heartbeats, because it is a standby whose url lacks the primary"
             yield info(place, problem)
-    elif not facts.usage.may_beat:
+    elif not facts.usage.may_write_heartbeats:
         types = "boolean, text, text" + (", boolean" if server.version >= 17_00_00 else "")
         function = f"pg_catalog.pg_logical_emit_message({types})"
         role = quote_identifier(server.role)

@@ -52,7 +52,7 @@ class Pair:
         return self.facts.expressions.get(self.mapping.source, ExpressionFacts({}, {}))
 
     @property
-    def wanted(self) -> NewTable:
+    def new_table(self) -> NewTable:
         """The target table that `run` would create."""
         return NewTable(self.relation, self.mapping, self.expressions.types)
 
@@ -66,7 +66,7 @@ def expected_relation(pair: Pair) -> TargetRelation:
 
     Raises TargetSchemaError.
     """
-    table, primary_key = pair.wanted, tuple(pair.wanted.key)
+    table, primary_key = pair.new_table, tuple(pair.new_table.key)
     is_unique = primary_key and not table.timing and pair.mapping.type is not TableType.HISTORY
     is_unique = is_unique and table.has_unique_key
     rule = pair.mapping.rule.partition_by

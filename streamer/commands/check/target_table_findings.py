@@ -99,7 +99,7 @@ def check_missing(
 ) -> Iterable[Finding]:
     """Judge a missing target table, which `run` creates or an operator must create."""
     try:
-        pair.wanted.check()
+        pair.new_table.check()
     except TargetSchemaError as exc:
         yield error(pair.place, exc.message, in_words(exc.hint) if exc.hint else None)
         return
@@ -108,7 +108,7 @@ def check_missing(
         statements = [*missing_types_sql(pair)]
         if pair.name.namespace not in pair.target.namespaces:
             statements.insert(0, grants.create_schema(pair.name.namespace))
-        statements += pair.wanted.statements
+        statements += pair.new_table.statements
         # Another role may run these statements, and then owns the table.
         rights = ("select", "insert", "update", "delete", "truncate")
         statements.append(grants.on_table(rights, pair.quoted))

@@ -65,11 +65,11 @@ class Answer:
 
     def describe(self) -> str:
         """Return the outcome in words."""
-        said = []
+        extents = []
         for extent, label in ((Extent.CHANGES, "changes"), (Extent.WHOLE, "all rows")):
             if names := [result.source for result, kind in self.compared if kind is extent]:
-                said.append(f"{label} of {_named(names)}")
-        parts = [f"compared in {self.seconds:.1f} s: {', '.join(said)}"] if said else []
+                extents.append(f"{label} of {_named(names)}")
+        parts = [f"compared in {self.seconds:.1f} s: {', '.join(extents)}"] if extents else []
         if self.skipped:
             parts.append(
                 f"unchanged since the check (verified in {self.skip_seconds:.1f} s): "

@@ -86,11 +86,11 @@ def _login(url: Secret) -> dict[str, Any]:
     """Return the settings of a connection."""
     login: dict[str, Any] = {"url": url.reveal()}
     if isinstance(url, ConnectionUrl):
-        place = url.password_source
-        if place.file is not None:
-            login["password_file"] = place.file
-        if place.command is not None:
-            login |= {"password_command": place.command, "password_lifetime": place.seconds}
+        password = url.password_source
+        if password.file is not None:
+            login["password_file"] = password.file
+        if password.command is not None:
+            login |= {"password_command": password.command, "password_lifetime": password.seconds}
     return login
 
 

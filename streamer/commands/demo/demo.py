@@ -71,12 +71,12 @@ def _first_error(error: BaseException) -> BaseException:
 def _on_signals(task: "asyncio.Task[DemoReport]", view: View) -> Iterator[None]:
     """Cancel *task* at the first SIGINT, SIGTERM or SIGHUP; later signals are ignored."""
     loop = asyncio.get_running_loop()
-    asked = False
+    is_stopping = False
 
     def stop() -> None:
-        nonlocal asked
-        if not asked:
-            asked = True
+        nonlocal is_stopping
+        if not is_stopping:
+            is_stopping = True
             view.say("stopping servers and streamer")
             task.cancel()
 
@@ -116,7 +116,7 @@ async def _play(stage: Stage, view: View, seconds: float) -> DemoReport:
         rows = await _make_shops(stage)
     stage.write_config()
     stage.start_streamer()
-    view.say(f"its page: {stage.page}")
+    view.say(f"page of streamer: {stage.page}")
     report = DemoReport()
     program = await in_thread(_Program, stage)
     await _show_sync(stage, program, view, rows, report)
@@ -153,7 +153,7 @@ class _Program:
         self._address = TargetAddress.parse(settings.target.url)
 
     async def status(self) -> StatusReport:
-        """Return what ``streamer status`` reads. Raises DemoError if the program failed."""
+        """Return the report of ``streamer status``. Raises DemoError if the program failed."""
         self._stage.check_streamer()
         report = await read_report(self._address, self._mapping)
         states = [(source.state, source.error) for source in report.sources]
@@ -166,10 +166,10 @@ class _Program:
         return report
 
     async def wait(self) -> None:
-        """Do the work of ``streamer wait``."""
+        """Wait as ``streamer wait`` does. Raises DemoError."""
         missing = await wait_command.wait(self._address, self._mapping, WAIT_SECONDS_MAX)
         if missing is not None:
-            words = self._stage.last_words()
+            words = self._stage.last_log_lines()
             raise DemoError(f"streamer does not catch up: {missing}; {words}")
 
 
@@ -190,7 +190,7 @@ async def _show_sync(
             if time.monotonic() - began > SYNC_SECONDS_MAX:
                 raise DemoError(
                     f"{ready} of {count} tables are ready after"
-                    f" {SYNC_SECONDS_MAX:g} s: {stage.last_words()}"
+                    f" {SYNC_SECONDS_MAX:g} s: {stage.last_log_lines()}"
                 )
             await asyncio.sleep(SAMPLE_SECONDS)
     report.sync_seconds = time.monotonic() - began
@@ -249,6 +249,6 @@ def _print_addresses(stage: Stage, view: View) -> None:
         f"{'metrics':<10} {stage.metrics}",
         f"{'status':<10} {shlex.quote(sys.executable)} -m streamer -c {stage.config} status",
         f"{'log':<10} {stage.log}",
-        f"{'stop it':<10} {stop}",
+        f"{'stop':<10} {stop}",
     ]
-    view.say("everything keeps running:\n  " + "\n  ".join(lines))
+    view.say("servers and streamer keep running:\n  " + "\n  ".join(lines))

@@ -151,8 +151,10 @@ class Stage:
         try:
             tables: list[dict[str, Any]] = json.loads(output)["tables"]
         except ValueError:
-            said = errors.decode(errors="replace").strip().splitlines()
-            raise DemoError(f"`streamer compare` failed: {said[-1] if said else ''}") from None
+            messages = errors.decode(errors="replace").strip().splitlines()
+            raise DemoError(
+                f"`streamer compare` failed: {messages[-1] if messages else ''}"
+            ) from None
         return tables
 
     def check_streamer(self) -> None:
@@ -160,16 +162,16 @@ class Stage:
         if self._process is not None and self._process.poll() is not None:
             raise DemoError(
                 f"`streamer run` ended with exit code {self._process.returncode}: "
-                f"{self.last_words()}"
+                f"{self.last_log_lines()}"
             )
 
-    def last_words(self, most: int = 3) -> str:
+    def last_log_lines(self, count: int = 3) -> str:
         """Return the end of the program's log."""
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return "it has no log"
-        return " | ".join(line.strip() for line in lines[-most:]) or "its log is empty"
+        return " | ".join(line.strip() for line in lines[-count:]) or "its log is empty"
 
     async def stop(self) -> None:
         """End the program and the servers, and remove the directory."""

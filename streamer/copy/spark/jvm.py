@@ -108,7 +108,7 @@ def _read_command(home: Path, settings: Mapping[str, str]) -> list[str] | None:
     if jar is None:
         return None
     try:
-        asked = subprocess.run(
+        output = subprocess.run(
             [
                 java_program(os.environ),
                 *("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
@@ -127,7 +127,7 @@ def _read_command(home: Path, settings: Mapping[str, str]) -> list[str] | None:
         return None
     # The output is lines of messages, a null character, and the command's parts, each ended by a
     # null character.
-    _, _, parts = asked.decode().partition("\0")
+    _, _, parts = output.decode().partition("\0")
     command = [part.lstrip("\n") for part in parts.split("\0")][:-1]
     return [*_with_jars_listed(command)] or None
 

@@ -40,7 +40,7 @@ def _find_problem_of_java() -> str | None:
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else "java"
     try:
-        said = (
+        output = (
             _read_release(program)
             or subprocess.run(
                 [program, "-version"],
@@ -53,7 +53,7 @@ def _find_problem_of_java() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return f"Spark needs Java {MAJOR_MIN}, and {program} cannot be run"
-    version = re.search(r'version[ =]"((?:1\.)?(\d+)[^"]*)', said, re.IGNORECASE)
+    version = re.search(r'version[ =]"((?:1\.)?(\d+)[^"]*)', output, re.IGNORECASE)
     if version is None:
         return f"Spark needs Java {MAJOR_MIN}, and {program} does not say its version"
     if int(version[2]) < MAJOR_MIN:

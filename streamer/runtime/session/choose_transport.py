@@ -100,10 +100,10 @@ async def _find_obstacles(
     obstacles: dict[RelationName, str] = {}
     async with bookkeeping.connection() as target:
         types = binary_types(server.version, target.server_version)
-    for some in _batches(mappings):
+    for batch in _batches(mappings):
         async with bookkeeping.connection() as target:
-            targets = await read_relations(target, [mapping.target for mapping in some])
-        for mapping in some:
+            targets = await read_relations(target, [mapping.target for mapping in batch])
+        for mapping in batch:
             relation = relations[mapping.source]
             obstacle = binary_obstacle(
                 published_relation(relation),
@@ -121,5 +121,5 @@ async def _find_obstacles(
 
 def _batches(mappings: Sequence[RelationMapping]) -> Iterator[list[RelationMapping]]:
     remaining = iter(mappings)
-    while some := list(islice(remaining, _READ_TABLES)):
-        yield some
+    while batch := list(islice(remaining, _READ_TABLES)):
+        yield batch

@@ -107,7 +107,7 @@ class Scripts:
         scripts = {
             record.id: record
             for record in await read_scripts(self._bookkeeping, self._fence.source_id)
-            if record.is_of(reached.xid)
+            if record.is_in_transaction(reached.xid)
         }
         ids = [script_id_of(message.content) for message in reached.messages] if scripts else [None]
         if not scripts.keys() >= set(ids):

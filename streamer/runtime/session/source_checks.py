@@ -16,7 +16,7 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.relation_definitions import read_definitions
 from streamer.control.table_state import Need, State
 from streamer.copy.attached_rows import AttachedRows
-from streamer.copy.gap_reports import report_partition_gaps
+from streamer.copy.gap_reports import report_gaps
 from streamer.errors.error_classes import SourceContentionError
 from streamer.mapping.rule_options import DdlCapture, DdlKind, OnDdl
 from streamer.mapping.rules import SourceMapping
@@ -81,12 +81,12 @@ async def _check_partitions(plain: Connection, session: Session, attached: Attac
                 (await read_capture(plain, source)).token is not None
             )
             copies_rows = captures and source.on_ddl[DdlKind.ATTACH_PARTITION] is OnDdl.APPLY
-            await report_partition_gaps(
+            await report_gaps(
                 session.services.bookkeeping,
                 plain,
                 filter(_may_lack_rows, session.relations),
                 stop=session.monitor.cases.stop,
-                columns_too=not captures,
+                checks_columns=not captures,
                 attached=attached if copies_rows else None,
             )
     except SourceContentionError as exc:

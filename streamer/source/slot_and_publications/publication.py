@@ -680,8 +680,8 @@ async def _ensure_needed(
         give_notice(log.warning, _SURPLUS, source.label, remedy="; ".join(changes.surplus))
     refused: dict[RelationName, tuple[psycopg.Error, list[str]]] = {}
     for identity in membership.identities:
-        alone = WantedMembers([identity], lists=membership.lists)
-        single = publication_changes(source, alone, existing, version)
+        members = WantedMembers([identity], lists=membership.lists)
+        single = publication_changes(source, members, existing, version)
         try:
             await _execute(connection, source, single.needed)
         except _FORBIDDEN as exc:
