@@ -26,6 +26,7 @@ from streamer.commands.status_problems import find_problems, in_order_of_need, s
 from streamer.commands.terminal_screen import lag_style, show_until_interrupted
 from streamer.commands.terminal_table import ListingColumn, print_lines, table_lines
 from streamer.copy.automatic_waits import STARTING_SPARK
+from streamer.errors.command_lines import some_of
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.report.problems import Problem
@@ -109,9 +110,9 @@ def _attention(summary: dict[str, Any]) -> str:
     )
     if not labels:
         return "all sources are fine" if count else "no source is mapped"
-    names = ", ".join([*list(labels)[:_NAMED_MAX], *(["…"] if len(labels) > _NAMED_MAX else [])])
     words = "is fine" if fine == 1 else "are fine"
     rest = f"{fine} of {count} sources {words}; " if fine else ""
+    names = some_of(labels, _NAMED_MAX)
     return f"{rest}{len(labels)} need{'s' if len(labels) == 1 else ''} attention: {names}"
 
 

@@ -1,4 +1,4 @@
-"""Command lines for hints and messages. Pure.
+"""Command lines and lists of names for hints and messages. Pure.
 
 The name of a database, sid or table can be any text, so the functions quote each word for a POSIX
 shell.
@@ -28,4 +28,11 @@ def command(
 
 def need_resync(tables: Iterable[object]) -> str:
     """Return the hint that *tables* need a copy because changes are lost."""
-    return f"these tables need a resync: {', '.join(map(str, tables))}"
+    return f"these tables need a resync: {some_of(tables)}"
+
+
+def some_of(names: Iterable[object], shown_max: int = 5) -> str:
+    """List the first *names*, and the number of the rest."""
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - shown_max} more" if len(texts) > shown_max else ""
+    return ", ".join(texts[:shown_max]) + more

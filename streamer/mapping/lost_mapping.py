@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from streamer.errors.command_lines import some_of
 from streamer.errors.error_classes import StoreError
 from streamer.errors.error_reports import ErrorReport, error_fields
 from streamer.errors.remedies import Command, Remedy, run
-
-_NAMES_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +45,14 @@ def find_lost_mapping(
     """
     if mapped or not labels:
         return None
-    names = ", ".join(f'"{label}"' for label in sorted(labels)[:_NAMES_MAX])
-    more = f" and {len(labels) - _NAMES_MAX} more" if len(labels) > _NAMES_MAX else ""
+    names = some_of(f'"{label}"' for label in sorted(labels))
     state = "the mapping is empty" if missing is None else f"there is no {missing}"
     first = None
     if missing is not None:
         words = "if streamer run still runs, save its mapping first: "
         first = Remedy.of(words, save_mapping(), "; then ")
     return MappingProblem(
-        f"{state}, but the target holds the progress of {names}{more}; "
+        f"{state}, but the target holds the progress of {names}; "
         "streamer keeps progress and slots, and streams no table",
         Remedy.of(
             first,

@@ -242,7 +242,12 @@ def plan_lines(plan: Row) -> Iterable[str]:
         )
         fix = None
         if finding["fix"]:
-            fix = Fix(finding["at"], tuple(finding["sql"]), finding["words"])
+            fix = Fix(
+                finding["at"],
+                tuple(finding["sql"]),
+                finding["words"],
+                introduction=finding["introduction"],
+            )
         yield from found_lines(f"{finding['severity']:<7} {place}: {finding['problem']}", fix)
     for note in plan["notes"]:
         yield f"note    {note}"

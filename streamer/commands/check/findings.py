@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamer.errors.error_classes import (
     GUIDES,
@@ -42,20 +42,13 @@ TARGET = Place()
 SPARK = Place(other="Spark")
 
 
-_ADMINISTRATOR: Final = "have an administrator "
-"""Begins the words before a step for which the privileges of streamer's role do not suffice."""
-_INTRODUCTIONS: Final = (
-    *("run: ", "run at the source: ", "run at the target: "),
-    *("start: ", "resume it with: ", "correct them with: "),
-)
-"""The words before a step that `Fix` prints itself."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fix:
     """A fix: statements to run at one side or commands to run here, and words.
 
-    ``is_choice``: the statements end sessions or remove objects that may belong to other programs.
+    ``words``: the text after the statements, or the whole fix without statements. ``is_choice``:
+    the statements end sessions or remove objects that may belong to other programs.
+    ``introduction``: the text before the statements, if more than the place to run them.
     ``sentence``: the remedy of a problem, with the same text as `status`, the page and `/readyz`.
     """
 
@@ -63,33 +56,42 @@ class Fix:
     sql: tuple[str, ...] = ()
     words: str | None = None
     is_choice: bool = False
+    introduction: str | None = None
     sentence: str | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, remedy: Remedy) -> Self:
-        """Return the fix for a remedy: the first step, and the remaining parts as words."""
+        """Return the fix for a remedy: the first step, and the text before and after the step.
+
+        A step within a sentence stays there.
+        """
         if not remedy.steps:
             return cls(words=str(remedy))
         step = remedy.steps[0]
         number = remedy.parts.index(step)
-        before, separator, introduction = "".join(map(str, remedy.parts[:number])).rpartition("; ")
-        if introduction.removeprefix(_ADMINISTRATOR) not in _INTRODUCTIONS:
+        before = "".join(map(str, remedy.parts[:number]))
+        if not before.endswith(": "):
             return cls(words=str(remedy))
-        after = "".join(map(str, remedy.parts[number + 1 :])).removeprefix("; ")
-        words = f"{before}{separator if after else ''}{after}"
-        if introduction.startswith(_ADMINISTRATOR):
-            words = f"as an administrator; {words}" if words else "as an administrator"
+        words = "".join(map(str, remedy.parts[number + 1 :])).removeprefix("; ") or None
         if isinstance(step, Sql):
-            return cls(step.side, step.statements, words or None, step.is_choice)
-        return cls("here", (step.line,), words or None)
+            fix = cls(step.side, step.statements, words, step.is_choice)
+        else:
+            fix = cls("here", (step.line,), words)
+        introduction = before.removesuffix(": ")
+        is_usual = introduction in ("run", fix.usual_introduction)
+        return fix if is_usual else replace(fix, introduction=introduction)
+
+    @property
+    def usual_introduction(self) -> str:
+        return "run here" if self.at == "here" else f"run at the {self.at}"
 
     def __str__(self) -> str:
         if self.sentence is not None:
             return self.sentence
         parts = []
         if self.sql:
-            where = "run" if self.at == "here" else f"run at the {self.at}"
-            parts.append(f"{where}: {'; '.join(self.sql)}")
+            usual = "run" if self.at == "here" else self.usual_introduction
+            parts.append(f"{self.introduction or usual}: {'; '.join(self.sql)}")
         if self.words:
             parts.append(self.words)
         return "; ".join(parts)
@@ -163,7 +165,8 @@ class Finding:
             "fix": redact(str(self.fix)) if self.fix else None,
             "at": self.fix.at if self.fix else None,
             "sql": [redact(sql) for sql in self.fix.sql] if self.fix else [],
-            "words": redact(self.fix.words) if self.fix and self.fix.words else None,
+            "introduction": _redacted(self.fix.introduction if self.fix else None),
+            "words": _redacted(self.fix.words if self.fix else None),
             "code": self.code,
             "runbook": self.runbook,
         }
@@ -175,12 +178,16 @@ def found_lines(text: str, fix: Fix | None, indent: str = "  ") -> list[str]:
         return [one_line(text)]
     if not fix.sql:
         return [one_line(f"{text}; {fix.words}" if fix.words else text)]
-    place = "here" if fix.at == "here" else f"at the {fix.at}"
+    introduction = one_line(fix.introduction or fix.usual_introduction)
     end = "" if fix.at == "here" else ";"
-    lines = [one_line(text), f"{indent}run {place}:"]
+    lines = [one_line(text), f"{indent}{introduction}:"]
     pasted = one_line if fix.at == "here" else _pasted
     lines += [pasted(f"{indent}  {statement}") + end for statement in fix.sql]
     return [*lines, f"{indent}{one_line(fix.words)}"] if fix.words else lines
+
+
+def _redacted(text: str | None) -> str | None:
+    return redact(text) if text else None
 
 
 def _pasted(indented: str) -> str:
@@ -235,16 +242,6 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 def quote_relation(name: RelationName) -> str:
     """Quote the name of a relation or a type."""
     return quote_qualified(name.namespace, name.name)
-
-
-SHOWN_MAX = 5
-
-
-def some_of(names: Iterable[str]) -> str:
-    """List the first few of *names*, and the number of the rest."""
-    listed = list(names)
-    more = f" and {len(listed) - SHOWN_MAX} more" if len(listed) > SHOWN_MAX else ""
-    return ", ".join(listed[:SHOWN_MAX]) + more
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from streamer.commands.check.findings import (
     at_source,
     from_error,
     in_words,
-    some_of,
     warning,
 )
+from streamer.errors.command_lines import some_of
 from streamer.errors.error_classes import IdentityLostError
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
@@ -60,7 +60,7 @@ def check_identity(
     if foreign := relation.identity.foreign:
         problem = (
             "has partitions that are foreign tables, whose changes are not in the WAL: "
-            f"{some_of(map(str, foreign))}"
+            f"{some_of(foreign)}"
         )
         words = "detach them, and map the tables of their own servers as tables of another source"
         yield warning(place, problem, in_words(words))

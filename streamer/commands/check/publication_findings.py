@@ -13,7 +13,6 @@ from streamer.commands.check.findings import (
     from_error,
     in_words,
     info,
-    some_of,
     warning,
 )
 from streamer.commands.check.identity_findings import TableMembership
@@ -21,6 +20,7 @@ from streamer.commands.check.rule_findings import resolve_each
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.control.table_state import Need
+from streamer.errors.command_lines import some_of
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
@@ -235,7 +235,7 @@ def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[
     yield warning(
         Place(facts.label),
         "its publications have members that streamer does not need: "
-        f"{some_of(map(str, sorted(changes.surplus_members)))}",
+        f"{some_of(sorted(changes.surplus_members))}",
         at_source(*changes.surplus, words="as an administrator"),
     )
 

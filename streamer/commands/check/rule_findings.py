@@ -17,9 +17,9 @@ from streamer.commands.check.findings import (
     in_words,
     info,
     quote_relation,
-    some_of,
     warning,
 )
+from streamer.errors.command_lines import some_of
 from streamer.errors.error_classes import MappingError, TableGoneError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import OnTableDropped

@@ -10,11 +10,11 @@ from streamer.commands.check.findings import (
     in_words,
     info,
     quote_relation,
-    some_of,
     warning,
 )
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
+from streamer.errors.command_lines import some_of
 from streamer.mapping.sequence_places import value_ahead
 from streamer.source.tables.source_sequences import create_sql
 

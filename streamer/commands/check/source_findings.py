@@ -17,7 +17,6 @@ from streamer.commands.check.findings import (
     in_words,
     info,
     quote_relation,
-    some_of,
     warning,
 )
 from streamer.commands.check.identity_findings import TableMembership, check_identity
@@ -33,6 +32,7 @@ from streamer.commands.check.source_facts import (
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.control.resync_options import after_loss
 from streamer.copy.copy_obstacles import find_unreadable
+from streamer.errors.command_lines import some_of
 from streamer.errors.error_classes import (
     SlotInvalidatedError,
     SlotMissingError,

@@ -53,8 +53,8 @@ def _statements(findings: list[Finding]) -> Iterator[str]:
         if not missing:
             continue
         yield f"\n-- {one_line(f'{finding.severity} {finding.place}: {finding.problem}')}"
-        if finding.fix.words:
-            yield f"-- {one_line(finding.fix.words)}"
+        for text in filter(None, (finding.fix.introduction, finding.fix.words)):
+            yield f"-- {one_line(text)}"
         if finding.fix.is_choice:
             yield from (f"--   {one_line(without_line_breaks(sql))};" for sql in missing)
             continue

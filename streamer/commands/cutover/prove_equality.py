@@ -28,6 +28,7 @@ from streamer.compare.change_counters import (
 )
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
 from streamer.config.settings import Settings
+from streamer.errors.command_lines import some_of
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
 from streamer.postgres.quoting import quote_qualified
@@ -79,9 +80,8 @@ class Answer:
 
 
 def _named(names: Sequence[str]) -> str:
-    listed = ", ".join(sorted(names)[:NAMED_MAX])
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return f"{len(names)} table{'' if len(names) == 1 else 's'} ({listed}{more})"
+    listed = some_of(sorted(names), NAMED_MAX)
+    return f"{len(names)} table{'' if len(names) == 1 else 's'} ({listed})"
 
 
 class Equality:

@@ -138,12 +138,13 @@ def _remedy(fix: Fix | None) -> Remedy | None:
     """Convert a fix of the reverse stream into a remedy of the cut-over."""
     if fix is None or not fix.sql:
         return None if fix is None else Remedy.given(fix.words)
+    introduction = fix.introduction or fix.usual_introduction
     words = f"; {fix.words}" if fix.words else None
-    if fix.at == "source":
-        return Remedy.of("run at the target: ", at_target(*fix.sql), words)
-    if fix.at == "target":
-        return Remedy.of("run at the source: ", at_source(*fix.sql), words)
-    return Remedy.of("run: ", *map(Command, fix.sql), words)
+    if fix.at == "here":
+        return Remedy.of(f"{introduction}: ", *map(Command, fix.sql), words)
+    step = at_target(*fix.sql) if fix.at == "source" else at_source(*fix.sql)
+    introduction = introduction.replace(f"at the {fix.at}", f"at the {step.side}")
+    return Remedy.of(f"{introduction}: ", step, words)
 
 
 async def prepare(path: Path, seconds: float) -> None:

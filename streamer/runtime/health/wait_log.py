@@ -15,6 +15,7 @@ import structlog
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
+from streamer.errors.command_lines import some_of
 from streamer.errors.error_classes import StreamerError
 from streamer.runtime.services import Health
 from streamer.runtime.target_health import TargetHealth
@@ -24,7 +25,6 @@ log = structlog.get_logger()
 REPORT_SECONDS: Final = 10.0
 _WAITING_STATES: Final = ("starting", "waiting")
 _COPY_STATES: Final = ("init", "copying", "catching_up")
-_NAMES_MAX: Final = 5
 
 
 _FIRST_COPIES: Final = "first copies"
@@ -81,9 +81,7 @@ def find_waits(
             if health.table_states.get(table) in _COPY_STATES:
                 tables.setdefault(str(wait), []).append(table)
         for reason, names in tables.items():
-            more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
-            listed = ", ".join(sorted(names)[:_NAMES_MAX])
-            waits.append(Wait(f'source "{label}", {listed}{more}', reason))
+            waits.append(Wait(f'source "{label}", {some_of(sorted(names))}', reason))
     return waits
 
 
