@@ -429,14 +429,15 @@ class Comparison:
         async with passwords_renewed(self._target_url, *self._source_urls):
             results = await self._run_job(tables, record, remaining, size_bytes, unordered_sizes)
         by_id = {item.record.relation_id: item.result for item in group}
+        tables_by_id = {table.relation_id: table for table in tables}
         for item in group:
             assert item.table is not None
             item.result.lsn = str(record.lsns[item.table.source_id])
         for row in results:
             relation_id, keys = row.pop("relation_id"), row.pop("keys", None)
             result = by_id[relation_id]
-            table = next(table for table in tables if table.relation_id == relation_id)
             if keys is not None:
+                table = tables_by_id[relation_id]
                 result.keys = KeySet(
                     table.key_columns, table.key_types, tuple(tuple(key) for key in keys)
                 )

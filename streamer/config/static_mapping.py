@@ -173,7 +173,7 @@ class MappingBuilder:
 
     def build(self) -> Mapping:
         """Return the mapping. Raises ConfigurationError for the first fault."""
-        sources: list[SourceMapping] = []
+        sources: dict[str, SourceMapping] = {}
         names: dict[str, str] = {}
         for number, group in enumerate(self._groups):
             location: Location = ("sources", number)
@@ -190,14 +190,14 @@ class MappingBuilder:
                             "and publications",
                             hint="give one of them another database name or sid",
                         )
-                if any(source.label == earlier.label for earlier in sources):
+                if source.label in sources:
                     raise self._error(
                         location,
                         f'"{source.label}" occurs twice, and both would write the same rows',
                         hint="give each url of a database a sid of its own",
                     )
-                sources.append(source)
-        mapping = Mapping(tuple(sources), self._target_namespace)
+                sources[source.label] = source
+        mapping = Mapping(tuple(sources.values()), self._target_namespace)
         require_usable(mapping)
         self._check_shared_targets(mapping)
         return mapping
@@ -292,7 +292,7 @@ class MappingBuilder:
         return reaction or default
 
     def _rules(self, group: SourceSettings, location: Location) -> tuple[TableRule, ...]:
-        rules: list[TableRule] = []
+        rules: dict[RelationPattern, TableRule] = {}
         for name, table in group.tables.items():
             place = (*location, "tables", name)
             rule = self._rule(name, table, place, group.create or self._settings.target.create)
@@ -302,18 +302,17 @@ class MappingBuilder:
                 self._check_capture(rule, place)
             if on_ddl_by_kind(group.on_ddl)[DdlKind.ADD_COLUMN] is OnDdl.IGNORE:
                 rule = replace(rule, on_column_added=OnColumnAdded.IGNORE)
-            for earlier in rules:
-                if earlier.pattern == rule.pattern:
-                    raise self._error(place, f'table "{rule.pattern}" has two rules')
-            rules.append(rule)
+            if rule.pattern in rules:
+                raise self._error(place, f'table "{rule.pattern}" has two rules')
+            rules[rule.pattern] = rule
         for pattern in _patterns(group.exclude_tables):
-            if any(rule.pattern == pattern for rule in rules):
+            if pattern in rules:
                 raise self._error(
                     (*location, "exclude_tables"),
                     f'"{pattern}" is also in `tables`',
                     hint="remove it from `tables` or from `exclude_tables`",
                 )
-        return tuple(rules)
+        return tuple(rules.values())
 
     def _check_capture(self, rule: TableRule, place: Location) -> None:
         """Refuse rules that `ddl: capture` excludes."""

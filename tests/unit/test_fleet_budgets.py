@@ -10,7 +10,7 @@ from streamer.apply.lanes.lane import MappedRelation
 from streamer.control.table_state import State, TableState
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import resolve
-from streamer.runtime.check_pace import FULL_PACE_SOURCES, CheckPace
+from streamer.runtime.check_pace import FULL_PACE_SOURCES, FULL_PACE_TABLES, CheckPace
 from streamer.runtime.guards.publications import Publishing
 from streamer.runtime.services import Health
 from streamer.runtime.tables.relations import relation_source
@@ -87,14 +87,17 @@ def test_an_idle_table_of_many_takes_three_kilobytes() -> None:
 def test_idle_sources_share_the_checks_of_a_hundred_and_busy_ones_keep_their_pace() -> None:
     pace = CheckPace()
 
-    def pauses(interval: float) -> tuple[float, float]:
-        return pace.seconds(interval, is_busy=False), pace.seconds(interval, is_busy=True)
+    def pauses(interval: float, table_count: int = 10) -> tuple[float, float]:
+        idle = pace.seconds(interval, table_count, is_busy=False)
+        return idle, pace.seconds(interval, table_count, is_busy=True)
 
     assert pauses(2) == (2, 2)
     with pace.source():
         assert pauses(2) == (2, 2)
     pace._sources = 10 * FULL_PACE_SOURCES
     assert pauses(2) == (20, 2)
+    assert pauses(2, 2 * FULL_PACE_TABLES) == (20, 4)
+    assert pauses(2, 20 * FULL_PACE_TABLES) == (40, 40)
 
 
 async def test_a_source_with_changes_in_flight_or_behind_its_wal_is_busy(

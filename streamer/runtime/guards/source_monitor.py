@@ -14,6 +14,7 @@ import structlog
 
 from streamer.bookkeeping.sources import set_source_state
 from streamer.errors.error_reports import ErrorReport
+from streamer.runtime.check_pace import pause_after
 from streamer.runtime.guards.table_cases import TableCases
 from streamer.runtime.services import Health, Services
 from streamer.runtime.tables.table_events import TableEvents
@@ -27,8 +28,6 @@ from streamer.source.slot_and_publications.standbys import find_standby_wait
 log = structlog.get_logger()
 
 GUARD_SECONDS: Final = 2.0
-PAUSE_FACTOR: Final = 20
-"""The minimum pause after a check, as a multiple of the duration of the check."""
 _TIMEOUTS_SQL: Final = "set lock_timeout = '3s'; set statement_timeout = '60s'"
 
 
@@ -91,7 +90,7 @@ class SourceMonitor:
                     await cases.delete_dropped(plain)
                 on_check()
                 seconds = GUARD_SECONDS if cases.are_open else self._tables.pause(GUARD_SECONDS)
-                await asyncio.sleep(max(seconds, PAUSE_FACTOR * took))
+                await asyncio.sleep(pause_after(took, seconds))
 
     def _check_slot(self, seen: GuardFacts) -> None:
         self._health.wal_end_lsn = max(self._health.wal_end_lsn, seen.flush_lsn)

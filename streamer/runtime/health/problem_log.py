@@ -3,6 +3,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.stored_problems import read_stored_facts
 from streamer.errors.error_classes import TargetError
 from streamer.report.problems import Problem, ProblemKind, Severity, Subject, needs_operator
+from streamer.runtime.check_pace import pause_after
 from streamer.runtime.target_health import TargetHealth
 
 if TYPE_CHECKING:
@@ -37,11 +39,14 @@ class ProblemLog:
         on_checked: Callable[[Sequence[Problem]], None],
     ) -> None:
         """Check until cancelled; *on_checked* gets the problems of each check."""
+        pause = CHECK_SECONDS
         while True:
-            await asyncio.sleep(CHECK_SECONDS)
+            await asyncio.sleep(pause)
             if target.is_well:
                 await self.read(bookkeeping)
+            began = time.thread_time()
             problems = self._read_problems()
+            pause = pause_after(time.thread_time() - began, CHECK_SECONDS)
             self.log_changes(problems)
             on_checked(problems)
 

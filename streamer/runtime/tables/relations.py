@@ -97,6 +97,10 @@ class Relations:
     def __iter__(self) -> Iterator[MappedRelation]:
         return iter(list(self._by_id.values()))
 
+    @property
+    def table_count(self) -> int:
+        return len(self._by_id)
+
     def __contains__(self, mapped: MappedRelation) -> bool:
         """Whether *mapped* still belongs to these relations: a task may remove a relation during
         any await.

@@ -106,7 +106,8 @@ class TableEvents:
 
     def pause(self, interval: float) -> float:
         """Return the seconds before the next check, for checks *interval* seconds apart."""
-        return self._services.pace.seconds(interval, is_busy=self.is_busy)
+        pace, table_count = self._services.pace, self.relations.table_count
+        return pace.seconds(interval, table_count, is_busy=self.is_busy)
 
     async def close(self) -> None:
         """Discard all unapplied changes: the source will send these changes again."""

@@ -518,10 +518,11 @@ def publication_changes(
         )
         changing |= unlike.intersection(membership.relisted)
         changing &= tables & members.keys()
+        planned = tables | {message_table(source)}
         unplanned = {
             table
             for table, member in members.items()
-            if table not in tables | {message_table(source)}
+            if table not in planned
             and (
                 table in mapped
                 or f"{publication.fingerprint}/{member.fingerprint}" not in membership.kept
