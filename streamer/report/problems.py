@@ -439,8 +439,14 @@ class _TableRules:
         self._table = table
         self._ids = {"database": source.database, "sid": source.sid}
         self._subject = Subject(source.database, source.sid, table.name)
-        self._resume = run("resume", table.name, **self._ids)
-        self._resync = run("resync", table.name, **self._ids)
+
+    @property
+    def _resume(self) -> Command:
+        return run("resume", self._table.name, **self._ids)
+
+    @property
+    def _resync(self) -> Command:
+        return run("resync", self._table.name, **self._ids)
 
     def problems(self) -> Iterator[Problem]:
         yield from self._state_problems()

@@ -21,9 +21,9 @@ from streamer.runtime.guards.reconcile import (
     conclude,
     reconcile,
 )
+from streamer.source.capture.ddl_capture import message_table
 from streamer.source.copy_grants import RoleRights
 from streamer.source.replica_identity import RelationIdentity, TableIdentity
-from streamer.source.slot_and_publications import publication as publication_module
 from streamer.source.slot_and_publications.publication import (
     Member,
     Publication,
@@ -678,8 +678,9 @@ def test_the_changes_of_publications_build_the_set_of_tables_once(
     """A set for each member took minutes with 40,000 tables, and the source ended the stream."""
     names = [RelationName("public", f"t{number}") for number in range(50)]
     existing = {each.name: each for each in (publication(*names), publication(inserts=True))}
-    build = mock.Mock(side_effect=publication_module.message_table)
-    monkeypatch.setattr(publication_module, "message_table", build)
+    build = mock.Mock(side_effect=message_table)
+    module = "streamer.source.slot_and_publications.publication"
+    monkeypatch.setattr(f"{module}.message_table", build)
     wanted = WantedMembers([identity("id", name=name) for name in names])
     publication_changes(SOURCE, wanted, existing, 15_00_00)
     assert build.call_count == len(existing)

@@ -8,6 +8,7 @@ rates and errors stay in memory for later listeners. Without listeners the task 
 import asyncio
 import contextlib
 import json
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from streamer.bookkeeping.verifications import VerificationRecord
 from streamer.errors.error_classes import StreamerError, UnreadyError
 from streamer.errors.error_reports import ErrorReport, error_fields
 from streamer.observability.logs import redact
+from streamer.runtime.check_pace import pause_after
 from streamer.runtime.target_health import TargetHealth
 from streamer.target.connection import TargetAddress
 
@@ -269,9 +271,10 @@ class Events:
 
     async def _poll(self) -> None:
         bookkeeping = Bookkeeping(self._address, "streamer events")
+        pause = CHECK_SECONDS
         try:
             while True:
-                await asyncio.sleep(CHECK_SECONDS)
+                await asyncio.sleep(pause)
                 now = self._read_state()
                 now.progress = self._seen.progress
                 is_copying = any(state == "copying" for state, _ in now.states.values())
@@ -279,10 +282,12 @@ class Events:
                     await bookkeeping.close()
                 elif is_copying:
                     now.progress = await read_copies(bookkeeping, now.progress)
+                began = time.thread_time()
                 self._remember(now)
                 for name, data in changes_between(self._seen, now):
                     self.publish(name, data)
                 self._seen = now
+                pause = pause_after(time.thread_time() - began, CHECK_SECONDS)
         finally:
             await bookkeeping.close()
 
