@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.util.lsn import Lsn
+from streamer.util.lsn import LSN_MAX, Lsn
 
 RUNS_MAX: Final = 4096
 
@@ -91,6 +91,7 @@ class ProgressTracker:
         self.newest_lsn = start_lsn
         """The stream has delivered all changes up to this LSN, and the lanes have them."""
         self._lanes: set[LanePending] = set()
+        self._held_lsn = LSN_MAX
 
     def dispatched(self, end_lsn: Lsn, lanes: Iterable[LanePending], commit_time: int = 0) -> None:
         """Record a transaction whose changes went to *lanes*; without changes, *lanes* is empty.
@@ -129,6 +130,15 @@ class ProgressTracker:
         """
         self.newest_lsn = max(self.newest_lsn, wal_end_lsn)
 
+    def hold(self) -> None:
+        """Keep the position until `release`: streamer drops changes that the source must send again
+        after a crash.
+        """
+        self._held_lsn = self.flush_lsn
+
+    def release(self) -> None:
+        self._held_lsn = LSN_MAX
+
     @property
     def is_idle(self) -> bool:
         """Whether every dispatched transaction is durable."""
@@ -144,4 +154,5 @@ class ProgressTracker:
     def flush_lsn(self) -> Lsn:
         """The position to acknowledge: never decreases, and no earlier change is missing."""
         # All lanes of the set have a run.
-        return min((lane._runs[0].before_lsn for lane in self._lanes), default=self.newest_lsn)
+        pending = min((lane._runs[0].before_lsn for lane in self._lanes), default=self.newest_lsn)
+        return min(pending, self._held_lsn)

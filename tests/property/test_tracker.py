@@ -34,6 +34,7 @@ class Tracking(RuleBasedStateMachine):
         self.lanes = [LanePending() for _ in range(LANES)]
         self.history: list[Dispatched] = [Dispatched(START, set())]
         self.previous = START
+        self.held: int | None = None
         self.has_merged = False
 
     def teardown(self) -> None:
@@ -81,8 +82,20 @@ class Tracking(RuleBasedStateMachine):
             if entry.end_lsn <= through:
                 entry.lanes.discard(number)
 
+    @rule()
+    def hold(self) -> None:
+        self.held = self.tracker.flush_lsn
+        self.tracker.hold()
+
+    @rule()
+    def release(self) -> None:
+        self.held = None
+        self.tracker.release()
+
     def model_flush_lsn(self) -> int:
-        """The last position before the first pending transaction."""
+        """The last position before the first pending transaction, or the held position."""
+        if self.held is not None:
+            return self.held
         reached = START
         for entry in self.history:
             if entry.lanes:
@@ -117,7 +130,7 @@ class Tracking(RuleBasedStateMachine):
     def it_is_idle_when_nothing_is_pending(self) -> None:
         is_idle = not any(entry.lanes for entry in self.history)
         assert self.tracker.is_idle == is_idle
-        if is_idle:
+        if is_idle and self.held is None:
             assert self.tracker.flush_lsn == self.tracker.newest_lsn == self.history[-1].end_lsn
         for number, lane in enumerate(self.lanes):
             assert bool(lane) == any(number in entry.lanes for entry in self.history)

@@ -122,6 +122,8 @@ class Pipeline:
         self._has_failed = asyncio.Event()
         self._session: Session | None = None
         """The open session while the source streams."""
+        self._ended = asyncio.Event()
+        """Set when the session closes."""
 
     async def run(self) -> None:
         """Stream until `stop` is set. Raises StreamerError for an error that ends this attempt."""
@@ -262,6 +264,7 @@ class Pipeline:
         Tasks that still run can do no harm, because they no longer hold the lock of the source.
         """
         self._session = None
+        self._ended.set()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 # This step comes first: during an outage of the target, the next steps take long.
@@ -423,9 +426,13 @@ class Pipeline:
     async def change(self, source: SourceMapping, clashes: Clashes) -> bool:
         """Apply changed rules except to *clashes*; return False if the rules need a new attempt.
 
-        Raises StreamerError. If the source refuses the change, no rule has changed.
+        Raises StreamerError, in which case no rule has changed. The change ends with the session,
+        so that no lane of an ended attempt delays a later reload.
         """
-        return self._session is not None and await change_rules(self._session, source, clashes)
+        if self._session is None:
+            return False
+        change = change_rules(self._session, source, clashes)
+        return bool(await finishes_before(self._ended, change))
 
     def store_position(self, *, of_tables: bool) -> None:
         """Store the durable position, and the next positions as soon as they move."""

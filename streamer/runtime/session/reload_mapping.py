@@ -4,8 +4,10 @@ Unchanged tables continue without a break, unless they share a lane with a chang
 changes need a new attempt to stream the source.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+
+import structlog
 
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.registered_relations import (
@@ -21,9 +23,11 @@ from streamer.mapping.shared_targets import Clashes
 from streamer.runtime.session.session import Session
 from streamer.runtime.tables.relations import Relations, forget_unmapped, resolve_at
 from streamer.source.catalog import SourceRelation
-from streamer.source.connection import connection
+from streamer.source.connection import Connection, connection
 from streamer.source.server.timeline import check_same_server_by_query
 from streamer.util.failpoints import failpoint
+
+log = structlog.get_logger()
 
 
 async def change_rules(session: Session, source: SourceMapping, clashes: Clashes) -> bool:
@@ -31,10 +35,9 @@ async def change_rules(session: Session, source: SourceMapping, clashes: Clashes
     attempt.
 
     A table that is missing or cannot be published stops, and the remaining tables continue, as at a
-    start. Raises StreamerError. If the source refuses the change, no rule has changed.
+    start. Raises StreamerError, in which case no rule has changed.
     """
-    relations, publishing = session.relations, session.registrar.publishing
-    bookkeeping = session.services.bookkeeping
+    relations = session.relations
     async with connection(source) as plain:
         await check_same_server_by_query(plain, session.server)
         mappings, definitions, refused = await resolve_at(
@@ -61,47 +64,99 @@ async def change_rules(session: Session, source: SourceMapping, clashes: Clashes
         if not may_change or not relations.fits(groups):
             return False
         relations.set_groups(groups)
-        present = {mapped.mapping.source for mapped in relations}
+        added = await _add(session, plain, source, mappings, definitions)
+        try:
+            refilled = await _switch(session, plain, source, by_name, definitions, removed)
+        except StreamerError as exc:
+            log.warning(
+                "the rules changed in part, so the source begins a new attempt",
+                source=source.label,
+                error=str(exc),
+                **exc.log_fields,
+            )
+            return False
+        if refilled is None:
+            return False
+        session.tables.refused = refused
+    session.begin_copies([*added, *refilled])
+    return True
+
+
+async def _add(
+    session: Session,
+    plain: Connection,
+    source: SourceMapping,
+    mappings: Iterable[RelationMapping],
+    definitions: dict[RelationName, SourceRelation],
+) -> list[MappedRelation]:
+    """Register and publish the relations of *mappings* that join.
+
+    Raises StreamerError; no relation has joined then.
+    """
+    relations, publishing = session.relations, session.registrar.publishing
+    present = {mapped.mapping.source for mapped in relations}
+    try:
         added = await session.registrar.register(
-            [m for m in mappings if m.source not in present], definitions
+            [mapping for mapping in mappings if mapping.source not in present], definitions
         )
         if added:
             failpoint("join.registered")
-        try:
-            publishing.change(source)
-            await session.monitor.cases.begin(plain)
-            if added:
-                failpoint("join.published")
-        except StreamerError:
-            publishing.change(session.tables.source)
-            for mapped in added:
-                await session.remove(mapped)
-                await forget_relation(bookkeeping, mapped.relation_id)
-            raise
-        session.tables.source, session.tables.refused = source, refused
-        for mapped in removed:
-            await session.remove(mapped)
-        recomputed = _recomputed(relations, by_name)
-        records = await register_relations(
-            bookkeeping,
-            session.record.source_id,
-            [by_name[mapped.mapping.source] for mapped in recomputed],
-            definitions=definitions,
-        )
+        publishing.change(source)
+        await session.monitor.cases.begin(plain)
+        if added:
+            failpoint("join.published")
+    except StreamerError:
+        publishing.change(session.tables.source)
         for mapped in relations:
-            relations.replace_mapping(mapped, by_name[mapped.mapping.source])
-        # A copy of these relations may have begun under the old rules, possibly a copy of all rows.
-        if any(session.coordinator.is_at(mapped) for mapped in recomputed) or any(
-            record.snapshot_lsn is None for record in records
-        ):
-            return False
-        await forget_unmapped(bookkeeping, session.record.source_id, mappings)
-        refilled = [by_name[m.mapping.source] for m in removed if m.mapping.source in by_name]
-        if refilled:
-            added += await session.registrar.register(refilled, definitions)
-        await session.monitor.cases.begin(plain)  # also unpublishes removed tables
-    session.begin_copies(added)
-    return True
+            if mapped.mapping.source not in present:
+                await session.remove(mapped)
+                await forget_relation(session.services.bookkeeping, mapped.relation_id)
+        raise
+    return added
+
+
+async def _switch(
+    session: Session,
+    plain: Connection,
+    source: SourceMapping,
+    by_name: dict[RelationName, RelationMapping],
+    definitions: dict[RelationName, SourceRelation],
+    removed: list[MappedRelation],
+) -> list[MappedRelation] | None:
+    """Switch to the rules *by_name*; return relations that get a new copy, or None if the rules
+    need a new attempt.
+
+    Without a new attempt after an error, some tables would have the former rules. The position
+    stays from the first dropped change until the bookkeeping has no *removed* relation in sync. So
+    after a crash, no rules, not even the former rules, continue a table behind lost changes.
+    """
+    relations, bookkeeping = session.relations, session.services.bookkeeping
+    session.tables.source = source
+    if removed:
+        session.tracker.hold()
+    for mapped in removed:
+        await session.remove(mapped)
+    recomputed = _recomputed(relations, by_name)
+    records = await register_relations(
+        bookkeeping,
+        session.record.source_id,
+        [by_name[mapped.mapping.source] for mapped in recomputed],
+        definitions=definitions,
+    )
+    for mapped in relations:
+        relations.replace_mapping(mapped, by_name[mapped.mapping.source])
+    # A copy of these relations may have begun under the old rules, possibly a copy of all rows.
+    if any(session.coordinator.is_at(mapped) for mapped in recomputed) or any(
+        record.snapshot_lsn is None for record in records
+    ):
+        return None
+    await forget_unmapped(bookkeeping, session.record.source_id, by_name.values())
+    refilled = [by_name[m.mapping.source] for m in removed if m.mapping.source in by_name]
+    added = await session.registrar.register(refilled, definitions) if refilled else []
+    session.tracker.release()
+    session.tables.advanced.set()
+    await session.monitor.cases.begin(plain)  # also unpublishes removed tables
+    return added
 
 
 def _is_unchanged(

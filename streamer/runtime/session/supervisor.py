@@ -249,7 +249,8 @@ class Supervisor:
             if may_change and await pipeline.change(source, clashes):
                 return
         except StreamerError as exc:
-            if exc.retry is not Retry.TIMED:
+            # the next attempt may have begun with the new rules
+            if exc.retry is not Retry.TIMED and self.pipeline is pipeline:
                 self.source = former
                 self.guard.change(former)
                 raise
