@@ -6,8 +6,8 @@ several cores of the sources' servers. So the interval of an idle source grows w
 sources, and all idle sources together cost as much as `FULL_PACE_SOURCES`. A source with changes
 keeps the short interval. The stream itself, keepalives and heartbeats keep their pace.
 
-A check reads all tables of its source. So the interval of each source also grows with the number of
-its tables, and a source costs at most as much as a source with `FULL_PACE_TABLES`.
+A check reads all tables of its source. So the interval also grows with that number of tables, and
+no source costs more than a source with `FULL_PACE_TABLES`.
 """
 
 from collections.abc import Iterator

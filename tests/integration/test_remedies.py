@@ -60,7 +60,8 @@ async def test_sql_for_the_target_ends_the_problem_of_each_table(
             assert source.execute(f"table {table}") == target.execute(f"select id, v from {table}")
 
 
-@pytest.mark.follows("report.problems:_TableRules.__init__")
+@pytest.mark.follows("report.problems:_TableRules._resume")
+@pytest.mark.follows("report.problems:_TableRules._resync")
 @pytest.mark.follows("report.problems:_TableRules._of_rows")
 @pytest.mark.follows("runtime.tables.table_events:_mass_delete_error")
 async def test_commands_of_table_problems_end_them(
