@@ -134,7 +134,7 @@ def test_the_page_counts_rejected_changes_of_ready_tables() -> None:
     state_of = getattr(environment().get_template("macros.html").module, "state_of")  # noqa: B009
     badges = [str(state_of(row)) for row in shown_source["tables"]]
     assert badges == [
-        '<span class="state warning">ready, 12 in quarantine</span>',
+        '<span class="state bad">ready, 12 in quarantine</span>',
         '<span class="state good">ready</span>',
     ]
 
