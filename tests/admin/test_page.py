@@ -16,7 +16,7 @@ from streamer.admin.live.table_activity import ChangeActivity
 from streamer.admin.page import add_source_page
 from streamer.admin.service.access import FAILURES_MAX, SAFE_METHODS
 from streamer.commands.quarantined_rows import Choice
-from streamer.errors.error_classes import TableGoneError
+from streamer.errors.error_classes import InvalidError, TableGoneError
 from streamer.errors.remedies import Remedy, run
 from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin, quick_hash
 
@@ -532,7 +532,7 @@ async def test_the_quarantine_of_all_tables_is_one_page_with_retry_and_drop(
     asked: list[tuple[str, Choice]] = []
 
     async def quarantine(choice: Choice, limit: int) -> dict[str, Any]:
-        assert choice == Choice()
+        assert choice in (Choice(), Choice("public.a", "shop", None))
         return {"items": rows[:limit], "total": 2}
 
     async def ask(action: str, choice: Choice, actor: str) -> list[dict[str, Any]]:
@@ -560,10 +560,41 @@ async def test_the_quarantine_of_all_tables_is_one_page_with_retry_and_drop(
             ({"action": "drop", "id": ["7", "9"]}, [("drop", Choice(ids=(7, 9)))]),
             ({"action": "retry", "which": "all"},
              [("retry", Choice(f"public.{name}", "shop", None)) for name in "ab"]),
+            ({"action": "retry", "which": "all", "id": ["7"]},
+             [("retry", Choice(f"public.{name}", "shop", None)) for name in "ab"]),
+            ({"action": "retry", "which": "of shop public.b", "id": ["7"]},
+             [("retry", Choice("public.b", "shop", None))]),
+            ({"action": "retry", "which": "of shop"},
+             [("retry", Choice(f"public.{name}", "shop", None)) for name in "ab"]),
+            ({"action": "drop", "which": "of shop public.c"}, []),
         ):  # fmt: skip
             asked.clear()
             answer = await client.post("/quarantine", data=form | sent)
-            assert (answer.status_code, asked) == (303, wanted)
+            assert (answer.status_code, asked) == (303, wanted), sent
+        assert all(f'<option value="of {name}">' in page for name in ("shop", "shop public.b"))
+        assert "of shop public.c" not in page
+        # "All" on the page of a table includes the changes that are not ticked.
+        place = {"database": "shop", "name": "public.a", "action": "retry"}
+        asked.clear()
+        sent = form | place | {"which": "all", "id": ["7"]}
+        answer = await client.post("/table/quarantine", data=sent)
+        assert asked == [("retry", Choice("public.a", "shop", None))]
+        assert "1 change is being retried" in (await client.get(answer.headers["location"])).text
+
+
+async def test_a_quarantine_that_cannot_be_read_is_not_called_empty(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def quarantine(choice: Choice, limit: int) -> dict[str, Any]:
+        raise InvalidError("the target is away")
+
+    async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
+        monkeypatch.setattr(admin.service, "quarantine", quarantine)
+        show(admin, monkeypatch, a_table("a"))
+        for path in ("/quarantine", "/table?database=shop&name=public.a"):
+            page = (await client.get(path)).text
+            assert '<p class="note bad" role="alert">the target is away</p>' in page
+            assert "No changes are in quarantine" not in page
 
 
 async def test_a_table_that_is_copied_shows_its_last_change_and_its_rate(

@@ -228,7 +228,7 @@ def test_errors_are_shown_with_their_remedies_and_mended(
     quarantine.get_by_role("checkbox").nth(1).check()
     quarantine.get_by_text("Drop …").click()
     quarantine.get_by_role("button", name="Drop the changes").click()
-    expect(page.get_by_text("1 of its changes are being dropped")).to_be_visible()
+    expect(page.get_by_text("1 change is being dropped")).to_be_visible()
     expect(quarantine.get_by_role("checkbox")).to_have_count(1)
     target.execute("alter table q drop constraint positive")
     quarantine.get_by_label("Apply to").select_option("all")

@@ -88,7 +88,8 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
         for row in listed["items"]:
             row["label"] = SourceLabel(row["database"], row["sid"])
             row["address"] = status_view.table_address(row, row["table"])
-        return await frame.page(request, "quarantine.html", quarantine=listed)
+        scopes = await _scopes(status) if len(listed["items"]) > 1 else {}
+        return await frame.page(request, "quarantine.html", quarantine=listed, scopes=scopes)
 
     @router.post("/quarantine")
     async def act(request: Request) -> Response:
@@ -105,9 +106,7 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
             requested = await service.request_quarantine_action(action, choice, actor_of(request))
             count += sum(relation["changes"] for relation in requested)
         status.forget()
-        word = "being retried" if action == "retry" else "being dropped"
-        verb = "change is" if count == 1 else "changes are"
-        return frame.redirect("/quarantine", f"{count} {verb} {word}")
+        return frame.redirect("/quarantine", outcome_text(action, count))
 
 
 def _add_conflicts(router: APIRouter, frame: Frame) -> None:
@@ -127,16 +126,31 @@ def _add_conflicts(router: APIRouter, frame: Frame) -> None:
         return await frame.page(request, "conflicts.html", conflicts=listed)
 
 
+def outcome_text(action: str, count: int) -> str:
+    """Return the note about a request to retry or drop *count* changes."""
+    word = "being retried" if action == "retry" else "being dropped"
+    return f"{count} {'change is' if count == 1 else 'changes are'} {word}"
+
+
 async def _choices(form: Any, status: StatusReader) -> list[Choice]:
-    """Return the changes that a form selects: the ticked changes, or the changes of every table."""
-    if ids := tuple(row_number(str(text), "id") for text in form.getlist("id")):
-        return [Choice(ids=ids)]
-    if form_text(form, "which") != "all":
-        return []
+    """Return the changes that a form selects: the ticked changes, or all changes of a scope."""
+    which = form_text(form, "which")
+    if which not in ("", "ticked"):
+        return (await _scopes(status)).get(which, [])
+    ids = tuple(row_number(str(text), "id") for text in form.getlist("id"))
+    return [Choice(ids=ids)] if ids else []
+
+
+async def _scopes(status: StatusReader) -> dict[str, list[Choice]]:
+    """Return the tables with changes in quarantine: all, those of each source, and each table."""
+    scopes: dict[str, list[Choice]] = {}
     sources, _ = await status.read()
-    return [
-        Choice(str(parse_name(table["source"])), source["database"], source["sid"])
-        for source in sources
-        for table in source["tables"]
-        if table["quarantined"]
-    ]
+    for source in sources:
+        label = str(SourceLabel(source["database"], source["sid"]))
+        for table in source["tables"]:
+            if table["quarantined"]:
+                name = str(parse_name(table["source"]))
+                choice = Choice(name, source["database"], source["sid"])
+                for scope in ("all", f"of {label}", f"of {label} {name}"):
+                    scopes.setdefault(scope, []).append(choice)
+    return scopes

@@ -10,6 +10,7 @@ from streamer.admin.live.charts import TABLE_CHARTS, ChartView, chart_view
 from streamer.admin.live.problem_view import problems_of_table
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.mapping import api_models
+from streamer.admin.page.events_page import outcome_text
 from streamer.admin.page.overview_page import find_source
 from streamer.admin.page.page_frame import (
     Frame,
@@ -121,14 +122,15 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             raise InvalidError("action: unknown")
         back = f"{_address(database, sid, name)}"
         ids = tuple(row_number(str(text), "id") for text in form.getlist("id"))
-        if not ids and form_text(form, "which") != "all":
+        if form_text(form, "which") == "all":
+            ids = ()
+        elif not ids:
             return frame.redirect(back, "Select changes, or choose all", "warning")
         choice = Choice(str(parse_name(name)), database, sid, ids)
         requested = await frame.service.request_quarantine_action(action, choice, actor_of(request))
         count = sum(relation["changes"] for relation in requested)
-        word = "are being retried" if action == "retry" else "are being dropped"
         status.forget()
-        return frame.redirect(back, f"{count} of its changes {word}")
+        return frame.redirect(back, outcome_text(action, count))
 
     return router
 
