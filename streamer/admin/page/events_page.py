@@ -1,5 +1,7 @@
 """Recent events, and the conflicts and quarantined changes of all tables."""
 
+import json
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -136,14 +138,26 @@ async def _choices(form: Any, status: StatusReader) -> list[Choice]:
     """Return the changes that a form selects: the ticked changes, or all changes of a scope."""
     which = form_text(form, "which")
     if which not in ("", "ticked"):
-        return (await _scopes(status)).get(which, [])
+        scope = (await _scopes(status)).get(which)
+        return [] if scope is None else scope.choices
     ids = tuple(row_number(str(text), "id") for text in form.getlist("id"))
     return [Choice(ids=ids)] if ids else []
 
 
-async def _scopes(status: StatusReader) -> dict[str, list[Choice]]:
-    """Return the tables with changes in quarantine: all, those of each source, and each table."""
-    scopes: dict[str, list[Choice]] = {}
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """Tables whose changes in quarantine a form can select together."""
+
+    text: str
+    choices: list[Choice] = field(default_factory=list)
+
+
+async def _scopes(status: StatusReader) -> dict[str, _Scope]:
+    """Return the tables with changes in quarantine: all, those of each source, and each table.
+
+    A key is JSON, because a label and a table can contain any character.
+    """
+    scopes: dict[str, _Scope] = {}
     sources, _ = await status.read()
     for source in sources:
         label = str(SourceLabel(source["database"], source["sid"]))
@@ -151,6 +165,10 @@ async def _scopes(status: StatusReader) -> dict[str, list[Choice]]:
             if table["quarantined"]:
                 name = str(parse_name(table["source"]))
                 choice = Choice(name, source["database"], source["sid"])
-                for scope in ("all", f"of {label}", f"of {label} {name}"):
-                    scopes.setdefault(scope, []).append(choice)
+                for key, text in (
+                    ("all", "all"),
+                    (json.dumps([label]), f"all of {label}"),
+                    (json.dumps([label, name]), f"all of {label} {name}"),
+                ):
+                    scopes.setdefault(key, _Scope(text)).choices.append(choice)
     return scopes
