@@ -66,7 +66,7 @@ def test_doctor_lists_each_problem_until_the_last_is_mended(
     before = command(config, "doctor")
     assert before.returncode == 1
     assert "Source shop:eu: no process has run this source yet." in before.stdout
-    assert "run here:\n      streamer run\n" in before.stdout
+    assert "start:\n      streamer run\n" in before.stdout
 
     with Process(config, spark=False) as process:
         caught_up(process)
@@ -144,7 +144,7 @@ def test_a_bundle_is_whole_private_and_without_secrets(
     assert all(isinstance(part, list) for part in books.values()), books  # or refused
     assert books["last_changes"][0]["error"] == "oh, ***!"
     (slot,) = json.loads(texts["streamer/slots.json"])
-    assert slot["found"][0]["slot"]["plugin"] == "pgoutput"
+    assert slot["slots"][0]["slot"]["plugin"] == "pgoutput"
 
     # Existing files are not overwritten, and a failed write leaves no file.
     content = path.read_bytes()
