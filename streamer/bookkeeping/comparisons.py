@@ -24,7 +24,10 @@ Bound = tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class RangeRecord:
-    """A range of a comparison. The numbers of rows are None until the range is found equal."""
+    """A range of a comparison. The numbers of rows are None until the range is found equal.
+
+    ``cuts``: see `streamer.compare.readings.Unit`. A comparison that continues has none.
+    """
 
     relation_id: int
     number: int
@@ -32,6 +35,7 @@ class RangeRecord:
     upper: Bound
     source_rows: int | None = None
     target_rows: int | None = None
+    cuts: Annotated[tuple[tuple[str, ...], ...], ELSEWHERE] = ()
 
     @property
     def is_done(self) -> bool:
@@ -99,7 +103,7 @@ async def begin_comparison(
         (comparison,) = await COMPARISONS.read(connection, "where fingerprint = $1", fingerprint)
         key = {"comparison_id": comparison.comparison_id}
         await RANGES.insert(
-            connection, [key | fields_of(planned_range) for planned_range in planned]
+            connection, [key | fields_of(planned_range, "cuts") for planned_range in planned]
         )
     return replace(comparison, ranges=planned)
 

@@ -69,9 +69,11 @@ async def comparing(settings: Settings) -> AsyncIterator[ComparisonRunner]:
             allow_insecure=settings.sync.allow_insecure_spark,
         )
         running = asyncio.create_task(launcher.run(), name="spark")
+        runner = ComparisonRunner(settings.sync, launcher)
         try:
-            yield ComparisonRunner(settings.sync, launcher)
+            yield runner
         finally:
+            await runner.close()
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running

@@ -304,26 +304,42 @@ class ComparedTable:
     def digest_sql(
         self,
         side: Side,
-        unit: KeyRange,
+        parts: Sequence[KeyRange],
         rows_per_second: float | None = None,
         *,
         pages: Pages = ALL_PAGES,
     ) -> str:
         """Return a query of rows (bucket, count, sum of first hashes, sum of second hashes).
 
-        An ordered table yields one row, with bucket 0; an unordered table a row per bucket in use.
-        Sums count equal rows, and do not depend on their order. *rows_per_second*: the server
-        sleeps after rows whose hash ends in zeros, about once a second. *pages*: the pages to read;
-        None for all.
+        An ordered table yields a row for each of *parts* with rows, and the bucket is the number of
+        the part. An unordered table has a single part, and yields a row per bucket in use. Sums
+        count equal rows, and do not depend on their order. *rows_per_second*: the server sleeps
+        after rows whose hash ends in zeros, about once a second. *pages*: the pages to read; None
+        for all.
         """
+        return " union all ".join(
+            self._part_digest_sql(side, number, part, rows_per_second, pages)
+            for number, part in enumerate(parts)
+        )
+
+    def _part_digest_sql(
+        self,
+        side: Side,
+        number: int,
+        part: KeyRange,
+        rows_per_second: float | None,
+        pages: Pages,
+    ) -> str:
         first, second = pair_sql(self.hash, "r.r")
-        bucket = "0" if self.is_ordered else bucket_sql(self.hash, self._key_text, self.buckets)
+        bucket = (
+            f"{number}" if self.is_ordered else bucket_sql(self.hash, self._key_text, self.buckets)
+        )
         # OFFSET keeps PostgreSQL from computing a row twice.
         rows = (
             f"select {self._digested(side)} as r, {bucket} as bucket from {side.rows(pages=pages)}"
-            f" where {self._where(unit)} offset 0"
+            f" where {self._where(part)} offset 0"
         )
-        groups = "0 as bucket" if self.is_ordered else "h.bucket"
+        groups = f"{number} as bucket" if self.is_ordered else "h.bucket"
         return (
             f"select {groups}, count(*), sum(h.h1)::text, sum(h.h2)::text"
             f" from (select r.bucket, {first} as h1, {second} as h2 from ({rows}) r) h"
@@ -371,14 +387,22 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
     def fetch_sql(
         self, side: Side, unit: KeyRange, buckets: Sequence[int], *, pages: Pages = ALL_PAGES
     ) -> str:
-        """Return a query of rows (name of the key, hash of the row); without a key, the hash is
-        empty.
+        """Return a query of rows (name of the key, two hashes of the row); without a key, the
+        hashes are 0.
         """
-        row = name_sql(self.hash, self._row) if self.key else "''::text"
         within = self._where(unit)
         if not self.is_ordered and buckets:
             within = self._in_buckets(self._values, self.buckets, buckets)
-        return f"select {self._name}, {row} from {side.rows(pages=pages)} where {within}"
+        rows = f"from {side.rows(pages=pages)} where {within}"
+        if not self.key:
+            return f"select {self._name}, 0::int8, 0::int8 {rows}"
+        first, second = pair_sql(self.hash, "r.r")
+        row = self._digested_row(range(len(self.columns)))
+        # OFFSET keeps PostgreSQL from computing a row twice.
+        return (
+            f"select r.name, {first}, {second}"
+            f" from (select {self._name} as name, {row} as r {rows} offset 0) r"
+        )
 
     def read_sql(self, side: Side) -> str:
         """Return a query of rows (number of the key, place, hashes of the values) for keys.

@@ -37,11 +37,13 @@ from streamer.compare.build_compared_table import TableFacts, build_table
 from streamer.compare.change_counters import tables_sql
 from streamer.compare.compared_table import ComparedTable
 from streamer.compare.cut_ranges import (
+    CutRange,
     count_buckets,
     count_page_readers,
+    count_parts,
     count_ranges,
+    cut_ranges,
     sampled_percent,
-    split_range,
 )
 from streamer.compare.read_both_definitions import read_differences
 from streamer.compare.readings import ComparisonEnds, Unit
@@ -476,8 +478,10 @@ class Comparison:
                     assert item.table is not None
                     ranges = await cut_table(plain, item.table, item.rows, rate)
                     planned += [
-                        RangeRecord(item.record.relation_id, number, unit.lower, unit.upper)
-                        for number, unit in enumerate(ranges)
+                        RangeRecord(
+                            item.record.relation_id, number, unit.lower, unit.upper, cuts=cuts
+                        )
+                        for number, (unit, cuts) in enumerate(ranges)
                     ]
         return planned
 
@@ -497,7 +501,10 @@ class Comparison:
         return await self._runner.submit(
             make_job(
                 tables,
-                [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)) for r in remaining],
+                [
+                    Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper), r.cuts)
+                    for r in remaining
+                ],
                 ComparisonEnds(await login_of_target(self._target_url), self._sources),
                 options.jobs,
                 task_rate(
@@ -600,18 +607,20 @@ async def estimate_bytes(plain: Connection, relation: SourceRelation) -> int:
 
 async def cut_table(
     plain: Connection, table: ComparedTable, rows: int, rate: float | None
-) -> list[KeyRange]:
-    """Cut a table of about *rows* into ranges, at keys of a sample of the source.
+) -> list[CutRange]:
+    """Cut a table of about *rows* into ranges and their parts, at keys of a sample of the source.
 
     *rate*: the rows per second of a task. An unordered table stays whole.
     """
     count = count_ranges(rows, rate)
-    if not table.is_ordered or count == 1:
-        return [KeyRange()]
+    parts = count_parts(rows // count)
+    if not table.is_ordered or count == parts == 1:
+        return [CutRange(KeyRange())]
     size = await fetch_one(plain, table.size_sql(table.source).encode())
-    percent = sampled_percent(rows, size["pages"], count)
-    sample = await fetch_all(plain, table.sample_sql(table.source, percent, count).encode())
-    return split_range(KeyRange(), [tuple(row["k"]) for row in sample])
+    percent = sampled_percent(rows, size["pages"], count, parts)
+    sample_sql = table.sample_sql(table.source, percent, count * parts)
+    sample = await fetch_all(plain, sample_sql.encode())
+    return cut_ranges([tuple(row["k"]) for row in sample], parts)
 
 
 _CORRELATION_SQL: Final = """

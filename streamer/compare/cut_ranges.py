@@ -1,8 +1,8 @@
 """The number of key ranges that a comparison reads, and their bounds. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from streamer.postgres.key_ranges import Key, KeyRange
 
@@ -12,25 +12,29 @@ RANGES_MAX: Final = 4096
 """The number of ranges of a table. Larger tables have larger ranges, so that the driver's memory
 does not grow.
 """
-FETCH_ROWS: Final = 2000
-"""Tasks split a differing range until each side has at most this number of rows, and then fetch the
-rows.
+PART_ROWS: Final = 2000
+"""The number of rows of a part. A statement computes the sums of all parts of a range, so a range
+that differs need not be read again.
+"""
+PARTS_MAX: Final = 64
+"""The maximum number of parts of a range."""
+FETCH_ROWS: Final = 5000
+"""Tasks cut a differing part until each side has at most this number of rows, and then fetch the
+rows. Cuts from a sample yield parts of up to about twice the planned size.
 """
 SAMPLED_ROWS: Final = 50
 SAMPLED_PAGES: Final = 16
 """The number of rows and pages in the sample for each range: sizes are accurate to a quarter."""
+SAMPLED_PART_PAGES: Final = 2
+"""The number of pages in the sample for each part."""
 TID_RANGES_MIN: Final = 14_00_00
 """From this version on a server can read a range of pages without reading the whole table."""
 PAGES_BYTES: Final = 64 * 1024 * 1024
 """The size of the pages that a statement reads: about a second for a server."""
 LISTED_BYTES: Final = 16 * 1024 * 1024
 """The size of the pages for a statement that lists the ctids of rows."""
-PARTS_MAX: Final = 64
-"""The maximum number of parts of a split."""
-SPLITS_MAX: Final = 8
-"""The maximum depth of splits: at 64 parts each, more than any table needs. A range of equal keys
-stays whole.
-"""
+CUTS_MAX: Final = 8
+"""The maximum depth of cuts: at 64 parts each, more than any table needs."""
 BUCKET_ROWS: Final = 1000
 BUCKETS_MAX: Final = 65_536
 PACE_SECONDS: Final = 5.0
@@ -39,6 +43,27 @@ WHOLE_SECONDS_MAX: Final = 300.0
 """The maximum time to which a limit on the rate may extend a statement that reads a whole table.
 The server keeps its snapshot meanwhile, so VACUUM removes no dead rows.
 """
+
+
+class CutRange(NamedTuple):
+    """A range, and the keys that cut the range into parts."""
+
+    range: KeyRange
+    cuts: tuple[Key, ...] = ()
+
+
+def cut_ranges(keys: Sequence[Key], parts: int) -> list[CutRange]:
+    """Cut all keys into ranges of *parts* parts each, at *keys*, which are in order."""
+    cut: list[CutRange] = []
+    lower: Key | None = None
+    for start in range(0, len(keys) + 1, parts):
+        inner = keys[start : start + parts]
+        upper = inner[-1] if len(inner) == parts else None
+        if upper is None or upper != lower:
+            cuts = tuple(key for key in inner if key not in (lower, upper))
+            cut.append(CutRange(KeyRange(lower, upper), cuts))
+            lower = upper
+    return cut
 
 
 def split_range(unit: KeyRange, keys: Iterable[Key]) -> list[KeyRange]:
@@ -63,13 +88,14 @@ def count_ranges(rows: int, rows_per_second: float | None) -> int:
     return max(1, min(-(-rows // size), RANGES_MAX))
 
 
-def sampled_percent(rows: int, pages: int, ranges: int) -> float:
-    """Return the part of a table's pages to sample, so that *ranges* have about the same size.
+def sampled_percent(rows: int, pages: int, ranges: int, parts: int) -> float:
+    """Return the percentage of a table's pages to sample, so that *ranges* of *parts* parts each
+    have about the same size.
 
     Rows of a page mostly have neighbouring keys, so a page may show no more than a single row.
     """
     by_rows = SAMPLED_ROWS * ranges / max(1, rows)
-    by_pages = SAMPLED_PAGES * ranges / max(1, pages)
+    by_pages = max(SAMPLED_PAGES, SAMPLED_PART_PAGES * parts) * ranges / max(1, pages)
     return min(100.0, 100.0 * max(by_rows, by_pages))
 
 
@@ -100,8 +126,8 @@ def count_page_readers(sizes_bytes: Iterable[int], jobs: int) -> tuple[int, int]
 
 
 def count_parts(rows: int) -> int:
-    """Return the number of parts for a range of *rows* that differs."""
-    return max(2, min(-(-rows // FETCH_ROWS), PARTS_MAX))
+    """Return the number of parts for a range of about *rows*."""
+    return max(1, min(-(-rows // PART_ROWS), PARTS_MAX))
 
 
 def whole_rate(rows_per_second: float | None, buckets: int) -> float | None:

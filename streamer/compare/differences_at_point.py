@@ -28,7 +28,7 @@ from streamer.compare.comparison import (
     estimate_rows,
     make_job,
 )
-from streamer.compare.cut_ranges import count_buckets, join_buckets
+from streamer.compare.cut_ranges import CutRange, count_buckets, join_buckets
 from streamer.compare.local_launcher import LocalProcess
 from streamer.compare.readings import ComparisonEnds, Unit
 from streamer.control.resync_options import DifferingRows
@@ -43,7 +43,7 @@ from streamer.errors.error_classes import (
     TargetSchemaError,
 )
 from streamer.postgres.credentials import passwords_renewed
-from streamer.postgres.key_ranges import KeyRange, join_ranges
+from streamer.postgres.key_ranges import join_ranges
 from streamer.schema_changes.create_tables import published_relation
 from streamer.source.connection import translating
 
@@ -89,7 +89,7 @@ async def find_differences(
 
 async def _plan(
     context: CopyContext, copy: TableCopy, ends: CopyEnds
-) -> tuple[ComparedTable, list[KeyRange]] | None:
+) -> tuple[ComparedTable, list[CutRange]] | None:
     """Return the table, and the ranges to read."""
     source = await open_copy_session(context.source, context.server, APPLICATION_NAME)
     async with source, context.target() as target:
@@ -118,10 +118,10 @@ async def _plan(
 
 
 async def _find_parts(
-    context: CopyContext, table: ComparedTable, ranges: Sequence[KeyRange], ends: CopyEnds
+    context: CopyContext, table: ComparedTable, ranges: Sequence[CutRange], ends: CopyEnds
 ) -> list[Unit] | None:
     """Return the parts that differ; None if a server refuses to read the table."""
-    units = [Unit(table.relation_id, number, unit) for number, unit in enumerate(ranges)]
+    units = [Unit(table.relation_id, number, *cut) for number, cut in enumerate(ranges)]
     sources = {table.source_id: (ends.source_url, ends.server)}
     job = make_job(
         [table],
@@ -140,14 +140,14 @@ async def _find_parts(
 
 
 def _of_ranges(
-    table: ComparedTable, ranges: Sequence[KeyRange], parts: Iterable[Unit]
+    table: ComparedTable, ranges: Sequence[CutRange], parts: Iterable[Unit]
 ) -> DifferingRows:
     """Return the rows in the differing ranges; whole ranges replace parts if there are too many
     parts.
     """
     joined = join_ranges(part.range for part in parts)
     if len(joined) > RANGES_MAX:
-        joined = join_ranges(ranges[number] for number in {part.number for part in parts})
+        joined = join_ranges(ranges[number].range for number in {part.number for part in parts})
     return DifferingRows(
         table.ranges_condition(table.source, joined),
         table.ranges_condition(table.target, joined),

@@ -149,6 +149,11 @@ class Judge:
         return list(self._pending)
 
     @property
+    def has_changing(self) -> bool:
+        """Whether rows of a pending key have changed since the first round."""
+        return any(pending.since > 0 for pending in self._pending.values())
+
+    @property
     def newest_lsn(self) -> Lsn:
         """The source's position at the last reading."""
         return self._rounds[-1].source_lsn

@@ -31,20 +31,28 @@ class LocalProcess:
 
     def __init__(self, *, is_background: bool = False) -> None:
         self._is_background = is_background
+        self._prepared: asyncio.Task[asyncio.subprocess.Process] | None = None
+
+    def prepare(self) -> None:
+        """Start the process of the next job in the background. `close` ends an unused process."""
+        self._prepared = asyncio.create_task(_start(), name="comparison process")
+
+    async def close(self) -> None:
+        """End a prepared process that has no job."""
+        if self._prepared is not None:
+            await _end(await self._take())
+
+    async def _take(self) -> asyncio.subprocess.Process:
+        """Return the prepared process, or a new process."""
+        prepared, self._prepared = self._prepared, None
+        return await (_start() if prepared is None else prepared)
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to the end. A cancellation ends the process and the process's statements.
 
         Raises ComparisonError when the process ends without a result.
         """
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", PROGRAM),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            env=choose_environment(os.environ),
-        )
+        process = await self._take()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -65,6 +73,17 @@ class LocalProcess:
             raise ComparisonError(f"the comparison stopped: {answer['error']}")
         result: list[dict[str, Any]] = answer["result"]
         return result
+
+
+async def _start() -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", PROGRAM),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+        env=choose_environment(os.environ),
+    )
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

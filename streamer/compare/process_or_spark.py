@@ -32,13 +32,22 @@ def prefers_spark(settings: SyncSection, job: dict[str, Any]) -> bool:
 
 
 class ComparisonRunner:
-    """Runs the jobs of comparisons. *launcher*: starts Spark with the first job for Spark."""
+    """Runs the jobs of comparisons. *launcher*: starts Spark with the first job for Spark.
+
+    The process or Spark starts while the caller still reads definitions and cuts ranges.
+    """
 
     def __init__(self, settings: SyncSection, launcher: SparkLauncher) -> None:
         self._settings = settings
         self._launcher = launcher
+        self._process = LocalProcess()
         if always_needs_spark(settings):
-            launcher.prepare()  # Spark starts while this process reads the definitions
+            launcher.prepare()
+        else:
+            self._process.prepare()
+
+    async def close(self) -> None:
+        await self._process.close()
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to the end. A cancellation cancels the job.
@@ -48,5 +57,6 @@ class ComparisonRunner:
         if needs_spark(self._settings, job) or (
             prefers_spark(self._settings, job) and await asyncio.to_thread(find_obstacle) is None
         ):
+            await self._process.close()
             return await self._launcher.submit(job)
-        return await LocalProcess().submit(job)
+        return await self._process.submit(job)

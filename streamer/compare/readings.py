@@ -68,8 +68,13 @@ from streamer.util.lsn import Lsn
 from streamer.util.owned_directory import read_private
 
 Connection = psycopg.Connection[Any]
+CHUNKS_LIBPQ_MIN: Final = 17_00_00
+"""The first version of libpq that returns several rows at a time."""
 T = TypeVar("T")
 
+FETCHED_ROWS: Final = 100 if psycopg.pq.version() >= CHUNKS_LIBPQ_MIN else 1
+"""The number of keys and hashes that memory holds. Each row alone would take three times as long.
+"""
 BATCH_KEYS: Final = 2000
 """The number of keys that a task judges at a time."""
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -80,8 +85,8 @@ ROUND_SECONDS_MAX: Final = 0.5
 NOTIFY_SECONDS: Final = 0.5
 SAMPLE_AFTER_ROUNDS: Final = 3
 SAMPLE_SECONDS: Final = 1.0
-"""The time for which a task repeatedly reads the source for keys that remain after some rounds,
-because such keys change often.
+"""The time for which a task repeatedly reads the source for keys that remain after some rounds and
+change often.
 """
 SAMPLED_KEYS_MAX: Final = 200
 LATE_SECONDS: Final = 5.0
@@ -222,21 +227,27 @@ def reading() -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A range of a table, or all of a table that is read by buckets. ``number``: the number of the
-    first range that contains the unit. ``buckets``: the buckets whose rows belong to the unit.
+    first range that contains the unit. ``cuts``: the keys that cut the range into parts, whose sums
+    a statement computes. ``buckets``: the buckets whose rows belong to the unit.
     """
 
     relation_id: int
     number: int
     range: KeyRange
+    cuts: tuple[Key, ...] = ()
     buckets: tuple[int, ...] = ()
 
+    def parts(self) -> list[KeyRange]:
+        return split_range(self.range, self.cuts)
+
     def to_row(self) -> tuple[Any, ...]:
-        return self.relation_id, self.number, self.range.lower, self.range.upper, self.buckets
+        bounds = self.range.lower, self.range.upper
+        return self.relation_id, self.number, *bounds, self.cuts, self.buckets
 
     @classmethod
     def from_row(cls, row: Any) -> Self:
         lower, upper = (None if bound is None else tuple(bound) for bound in row[2:4])
-        return cls(row[0], row[1], KeyRange(lower, upper), tuple(row[4]))
+        return cls(row[0], row[1], KeyRange(lower, upper), tuple(map(tuple, row[4])), tuple(row[5]))
 
 
 def _read_size(table: ComparedTable, side: int, connection: Connection) -> tuple[Any, ...]:
@@ -391,7 +402,7 @@ class RangeReader:
             else:
                 self._throttle.read(connection, table)
             began = time.monotonic()
-            sql = table.digest_sql(table.side(side), unit.range, rate, pages=pages)
+            sql = table.digest_sql(table.side(side), unit.parts(), rate, pages=pages)
             with connection.transaction():
                 if rate is not None:  # each parallel worker would apply the whole rate
                     connection.execute("set local max_parallel_workers_per_gather = 0")
@@ -407,18 +418,18 @@ class RangeReader:
         )
         failpoint("compare.range_done")
 
-    def split(self, unit: Unit, side: int, rows: int) -> list[Unit]:
-        """Cut a range at keys of *side*, which has more *rows*. A range of equal keys stays whole.
-        Raises TransientError.
+    def cut(self, unit: Unit, side: int, rows: int) -> Unit:
+        """Cut a range into parts at keys of *side*, which has more *rows*. A range of equal keys
+        stays whole. Raises TransientError.
         """
         table = self._tables[unit.relation_id]
-        sql = table.cut_sql(table.side(side), unit.range, count_parts(rows))
+        sql = table.cut_sql(table.side(side), unit.range, max(2, count_parts(rows)))
         keys: list[Key] = []
         with suppress(TableError), reading():  # a later fetch of the whole range reports the error
             keys = [
                 tuple(row[0]) for row in self._servers.session(table, side).execute(sql.encode())
             ]
-        return [replace(unit, range=part) for part in split_range(unit.range, keys)]
+        return replace(unit, cuts=tuple(keys))
 
 
 # ---- rows --------------------------------------------------------------------------------------
@@ -426,18 +437,20 @@ class RangeReader:
 
 def fetch_rows(
     table: ComparedTable, unit: Unit, side: int, servers: Servers
-) -> Iterator[tuple[str, str]]:
-    """Yield the name of the key and the hash of the row of a range, or of buckets."""
+) -> Iterator[tuple[str, int, int]]:
+    """Yield the name of the key and two hashes of the row, for rows of a range or of buckets."""
     connection = servers.session(table, side)
     for pages in _page_parts(table, side, connection, None):
         sql = table.fetch_sql(table.side(side), unit.range, unit.buckets, pages=pages)
-        yield from _stream(connection, sql)
+        yield from _stream(connection, sql, size=FETCHED_ROWS)
 
 
-def _stream(connection: Connection, sql: str, parameters: list[Any] | None = None) -> Iterator[Any]:
-    """Yield rows on arrival, so that memory holds a single row, however wide."""
+def _stream(
+    connection: Connection, sql: str, parameters: list[Any] | None = None, *, size: int = 1
+) -> Iterator[Any]:
+    """Yield rows on arrival, so that memory holds at most *size* rows, however wide."""
     with connection.cursor() as cursor:
-        yield from cursor.stream(sql.encode(), parameters)
+        yield from cursor.stream(sql.encode(), parameters, size=size)
 
 
 # ---- keys --------------------------------------------------------------------------------------
@@ -526,7 +539,13 @@ class KeyJudging:
             for batch in active:
                 self._attempt(batch, self._read_source)
             if number >= SAMPLE_AFTER_ROUNDS:
-                self._sample([b for b in active if len(b.wanted) <= SAMPLED_KEYS_MAX])
+                self._sample(
+                    [
+                        b
+                        for b in active
+                        if b.judge.has_changing and len(b.wanted) <= SAMPLED_KEYS_MAX
+                    ]
+                )
             failpoint("compare.keys_read")
             if time.monotonic() >= notify_at:
                 self._servers.target.execute("notify streamer, 'wait tables'")

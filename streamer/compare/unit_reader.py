@@ -1,8 +1,8 @@
 """The engine of every comparison: from a range of keys to the differing keys.
 
-1. *Digests.* Both servers add up the hashes of the rows of a range.
-2. *Split.* The reader cuts a large differing range at keys, and repeats step 1 for the parts.
-3. *Fetch.* The reader fetches the hashes of rows of small differing ranges and of differing
+1. *Digests.* Both servers add up the hashes of the rows of each part of a range.
+2. *Cut.* The reader cuts a large differing part at keys, and repeats step 1.
+3. *Fetch.* The reader fetches the hashes of rows of small differing parts and of differing
    buckets.
 4. *Judge.* The reader reads differing keys on both sides until each key has a judgement
    (`streamer.compare.judge_keys`).
@@ -118,7 +118,7 @@ class UnitReader:
     # ---- ranges --------------------------------------------------------------------------------
 
     def find(self, unit: Unit, *, depth: int = 0) -> Iterator[Unit]:
-        """Yield the differing small ranges or buckets of *unit*, in groups."""
+        """Yield the differing small parts of *unit*, or its differing buckets, in groups."""
         table = self._tables[unit.relation_id]
         try:
             sums = self._retry(lambda: self._ranges.digest(unit, is_first=depth == 0))
@@ -133,14 +133,17 @@ class UnitReader:
         if not table.is_ordered:
             for buckets in _groups(differing):
                 yield replace(unit, buckets=buckets)
-        elif differing:
-            rows = max(differing[0])
-            if rows <= cut_ranges.FETCH_ROWS or depth == cut_ranges.SPLITS_MAX - 1:
-                yield unit
-                return
-            side = SOURCE if differing[0][SOURCE] == rows else TARGET
-            for part in self._retry(lambda: self._ranges.split(unit, side, rows)):
+            return
+        parts = unit.parts()
+        for number, numbers in differing.items():
+            part = replace(unit, range=parts[number], cuts=())
+            if max(numbers) > cut_ranges.FETCH_ROWS and depth < cut_ranges.CUTS_MAX - 1:
+                side = SOURCE if numbers[SOURCE] == max(numbers) else TARGET
+                part = self._retry(partial(self._ranges.cut, part, side, max(numbers)))
+            if part.cuts:
                 yield from self.find(part, depth=depth + 1)
+            else:
+                yield part
 
     # ---- keys ----------------------------------------------------------------------------------
 
@@ -179,12 +182,10 @@ class UnitReader:
     def _fetch(self, part: Unit) -> list[str]:
         """Return the keys of *part* whose rows differ between both sides."""
         table = self._tables[part.relation_id]
-        surplus: Counter[tuple[str, str]] = Counter()
         with reading():
-            for side, step in ((SOURCE, 1), (TARGET, -1)):
-                for key, row in fetch_rows(table, part, side, self._servers):
-                    surplus[key, row] += step
-        return sorted({key for (key, _), number in surplus.items() if number})
+            surplus = Counter(fetch_rows(table, part, SOURCE, self._servers))
+            surplus.subtract(fetch_rows(table, part, TARGET, self._servers))
+        return sorted({key for (key, *_), number in surplus.items() if number})
 
 
 def _groups(buckets: dict[int, tuple[int, int]]) -> Iterator[tuple[int, ...]]:

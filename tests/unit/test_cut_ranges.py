@@ -19,6 +19,7 @@ from streamer.compare.cut_ranges import (
     count_page_readers,
     count_parts,
     count_ranges,
+    cut_ranges,
     join_buckets,
     sampled_percent,
     split_range,
@@ -33,6 +34,16 @@ def test_ranges_cover_all_keys_and_touch_each_other() -> None:
     parts = split_range(KeyRange(), keys)
     assert [part.lower for part in parts] == [None, ("1", "a"), ("2", "b")]
     assert [part.upper for part in parts] == [("1", "a"), ("2", "b"), None]
+
+
+@given(st.lists(st.integers(0, 99)).map(sorted), st.integers(1, 9))
+def test_ranges_and_their_parts_cover_all_keys(numbers: list[int], parts: int) -> None:
+    keys = [(str(number),) for number in numbers]
+    ranges = cut_ranges(keys, parts)
+    assert all(len(split_range(*cut)) <= parts for cut in ranges)
+    bounds = [part for cut in ranges for part in split_range(*cut)]
+    assert [part.lower for part in bounds] == [None, *sorted(set(keys), key=keys.index)]
+    assert [part.upper for part in bounds] == [*sorted(set(keys), key=keys.index), None]
 
 
 def test_a_range_of_equal_keys_stays_whole() -> None:
@@ -57,7 +68,7 @@ def test_the_number_of_ranges_is_bounded_and_follows_the_rate() -> None:
     assert count_ranges(RANGE_ROWS * 10, None) == 10
     assert count_ranges(10**12, None) == RANGES_MAX
     assert count_ranges(1000, 10.0) == 20
-    assert count_parts(3000) == 2
+    assert [count_parts(rows) for rows in (0, 2000, 2001)] == [1, 1, 2]
     assert count_parts(10**9) == PARTS_MAX
 
 
@@ -97,11 +108,13 @@ def test_joined_buckets_hold_all_hashes_of_the_buckets_that_they_join(
 
 
 def test_a_sample_has_rows_and_pages_enough_for_each_range() -> None:
-    narrow = sampled_percent(rows=300_000, pages=1330, ranges=6)
+    narrow = sampled_percent(rows=300_000, pages=1330, ranges=6, parts=1)
     assert 1330 * narrow / 100 >= 6 * 16
-    wide = sampled_percent(rows=300_000, pages=300_000, ranges=6)
+    wide = sampled_percent(rows=300_000, pages=300_000, ranges=6, parts=1)
     assert 300_000 * wide / 100 >= 6 * 50
-    assert sampled_percent(rows=10, pages=1, ranges=6) == 100
+    many_parts = sampled_percent(rows=300_000, pages=300_000, ranges=6, parts=50)
+    assert 300_000 * many_parts / 100 >= 6 * 50 * 2
+    assert sampled_percent(rows=10, pages=1, ranges=6, parts=1) == 100
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**15), st.integers(0, 10**12), st.floats(0.1, 10**6))
