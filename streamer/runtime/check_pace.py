@@ -37,7 +37,7 @@ class CheckPace:
 
     @contextmanager
     def source(self) -> Iterator[None]:
-        """Count a streaming source for a block."""
+        """Count a source that starts or streams, for a block."""
         self._sources += 1
         try:
             yield

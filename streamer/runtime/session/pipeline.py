@@ -132,12 +132,13 @@ class Pipeline:
         try:
             # From here on every connection to the target must reach the server that holds the lock.
             services = self._services.under(fence)
-            session = await finishes_before(self.stop, self._open(services, fence))
-            if session is not None:
-                try:
-                    await self._stream(session)
-                finally:
-                    await self._close(session)
+            with services.pace.source():  # also while it starts: the checks of others cost less
+                session = await finishes_before(self.stop, self._open(services, fence))
+                if session is not None:
+                    try:
+                        await self._stream(session)
+                    finally:
+                        await self._close(session)
             await set_source_state(services.bookkeeping, fence.source_id, "stopped")
         finally:
             await self._services.locks.release(fence)
@@ -205,7 +206,7 @@ class Pipeline:
             transport="binary" if session.registrar.transport.is_binary else "text",
             reads="slot" if session.reads_slot else "journal",
         )
-        with contextlib.ExitStack() as end, session.services.pace.source():
+        with contextlib.ExitStack() as end:
             async with asyncio.TaskGroup() as group:
                 running = {
                     name: group.create_task(endless(run, name), name=f"{name} {source.label}")

@@ -10,6 +10,8 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from psycopg.pq import TransactionStatus
+
 from streamer.errors.error_classes import SourceContentionError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.blocking_sessions import BACKENDS, blockers_sql
@@ -71,14 +73,16 @@ async def read_locked(plain: Connection, application_name: str) -> dict[int, str
 
 
 async def _report_blockers(
-    source: SourceMapping, server: SourceServer, pid: int, report: Report
+    source: SourceMapping, server: SourceServer, watched: Connection, report: Report
 ) -> None:
-    """Report the sessions that the backend *pid* waits for, until cancelled.
+    """Report the sessions that the backend of *watched* waits for, until cancelled.
 
-    The check opens a separate connection, but only after a moment, because most work waits for no
-    session.
+    The check opens a separate connection, but only while a statement of *watched* runs, because
+    most work waits for no session. With hundreds of sources that start, the work mostly waits for
+    the target, and a check reads all sessions of the server.
     """
-    await asyncio.sleep(CHECK_SECONDS)
+    await _until_executing(watched)
+    pid = watched.info.backend_pid
     async with connection(source) as plain:
         await check_same_server_by_query(
             plain, server
@@ -86,7 +90,15 @@ async def _report_blockers(
         while True:
             if awaited := await read_blockers(plain, pid):
                 await report(awaited)
-            await asyncio.sleep(CHECK_SECONDS)
+            await _until_executing(watched)
+
+
+async def _until_executing(watched: Connection) -> None:
+    """Return at the first check that finds a running statement."""
+    while True:
+        await asyncio.sleep(CHECK_SECONDS)
+        if watched.info.transaction_status is TransactionStatus.ACTIVE:
+            return
 
 
 async def reporting_blockers(
@@ -106,9 +118,7 @@ async def reporting_blockers(
         reported[:] = [awaited]
         await report(awaited)
 
-    watching = asyncio.ensure_future(
-        _report_blockers(source, server, plain.info.backend_pid, remember)
-    )
+    watching = asyncio.ensure_future(_report_blockers(source, server, plain, remember))
     try:
         with translating(source.label):
             return await work
