@@ -295,11 +295,18 @@ async def request_still_unfilled(bookkeeping: Bookkeeping, relation_id: int) -> 
             await request_unfilled(connection, relation_id, columns)
 
 
-async def set_streaming_state(
-    bookkeeping: Bookkeeping, relation_id: int, state: State, error: ErrorReport | None = None
+async def set_streaming_states(
+    bookkeeping: Bookkeeping, outcomes: Mapping[int, tuple[State, ErrorReport | None]]
 ) -> None:
-    """Store the outcome of applying changes, unless a copy or a pause has taken over the state."""
-    await _change(bookkeeping, _event_change(lambda now: now.with_shown(state, error)), relation_id)
+    """Store the outcomes of applying changes to relations, by id, unless a copy or a pause has
+    taken over the state.
+    """
+
+    def change(record: CopyRecord) -> Values | None:
+        outcome = outcomes[record.relation_id]
+        return _event_change(lambda now: now.with_shown(*outcome))(record)
+
+    await _change(bookkeeping, change, *outcomes)
 
 
 async def store_names(session: Executor, names: Mapping[int, RelationMapping]) -> None:

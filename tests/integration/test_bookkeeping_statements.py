@@ -163,9 +163,9 @@ async def test_states_of_a_relation(books: Bookkeeping) -> None:
         (record,) = await relation_records.read_relation_records(books, source_id)
         return record
 
-    await relation_states.set_streaming_state(books, relation_id, State.ERROR, ERROR)
+    await relation_states.set_streaming_states(books, {relation_id: (State.ERROR, ERROR)})
     assert (await now()).state == "error"
-    await relation_states.set_streaming_state(books, relation_id, State.READY)
+    await relation_states.set_streaming_states(books, {relation_id: (State.READY, None)})
     assert await relation_states.report_gap(books, relation_id, ERROR)
     assert not await relation_states.report_gap(books, relation_id, ERROR)
     columns = Resync(Mode.DIFF, columns=("v",))
@@ -363,7 +363,7 @@ async def test_a_late_store_leaves_a_pause_and_a_newer_request(
     await taken_requests.take_requests(books, source_id, SOURCE)
     (before,) = await relation_records.read_relation_records(books, source_id)
     for state, error in ((State.ERROR, ERROR), (State.READY, None)):
-        await relation_states.set_streaming_state(books, relation_id, state, error)
+        await relation_states.set_streaming_states(books, {relation_id: (state, error)})
     assert not await relation_states.report_gap(books, relation_id, ERROR)
     former = before.attempt - 1
     assert not await relation_states.fail_copy(books, relation_id, ERROR, Need.ROWS, former)

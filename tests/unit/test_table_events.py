@@ -1,5 +1,6 @@
 """Reports of lanes and copies: the states to store, and the copies to ask for again."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -32,8 +33,8 @@ def events() -> TableEvents:
     return TableEvents(source_mapping(), mock.Mock(), services, Health(), mock.Mock(), mock.Mock())
 
 
-def add(events: TableEvents, state: State) -> MappedRelation:
-    mapped = mapped_relation()
+def add(events: TableEvents, state: State, relation_id: int = 1) -> MappedRelation:
+    mapped = mapped_relation(relation_id, source=f"public.t_{relation_id}")
     stored = TableState(state, through_lsn=Lsn(8))
     record: Any = SimpleNamespace(quarantined=0, table_state=stored, error=None)
     events.relations.add(mapped, record)
@@ -47,18 +48,39 @@ async def test_a_state_that_waits_for_the_target_does_not_overwrite_a_later_erro
     error = ErrorReport.of(TargetSchemaError("it is unlogged"))
     stored: list[str] = []
 
-    async def store(_: object, __: int, state: str, ___: object) -> None:
+    async def store(_: object, outcomes: dict[int, tuple[State, object]]) -> None:
         if not stored:
             # As the guard does, whose own statement waits for the same target.
             events.relations.become(mapped, mapped.state.failing(error))
             stored.append(State.ERROR)
             raise TargetConnectionError("the target is away")
-        stored.append(state)
+        stored.extend(state for state, _ in outcomes.values())
 
-    monkeypatch.setattr(table_events, "set_streaming_state", store)
+    monkeypatch.setattr(table_events, "set_streaming_states", store)
     await events.lane_drained(events.relations.lane(mapped))
     assert set(stored) == {State.ERROR}
     assert mapped.state.shown is State.ERROR
+
+
+async def test_states_of_lanes_that_drain_together_are_stored_together(
+    events: TableEvents, monkeypatch: pytest.MonkeyPatch, short_backoffs: None
+) -> None:
+    """The first statement has a single state, and fails; the next statement has all."""
+    relations = [add(events, State.CATCHING_UP, number) for number in range(1, 6)]
+    stored: list[set[int]] = []
+
+    async def store(_: object, outcomes: dict[int, tuple[State, object]]) -> None:
+        stored.append(set(outcomes))
+        await asyncio.sleep(0)
+        if len(stored) == 1:
+            raise TargetConnectionError("the target is away")
+
+    monkeypatch.setattr(table_events, "set_streaming_states", store)
+    async with asyncio.TaskGroup() as group:
+        for mapped in relations:
+            group.create_task(events.lane_drained(events.relations.lane(mapped)))
+    ids = {mapped.relation_id for mapped in relations}
+    assert stored == [{relations[0].relation_id}, ids]
 
 
 async def test_a_copy_of_columns_that_met_a_waiting_lane_is_asked_for_again_once_the_lane_drains(

@@ -26,7 +26,7 @@ async def test_the_obstacle_is_there_before_another_task_can_call_the_table_read
     async def store(*_: Any) -> None:
         assert mapped.obstacle is not None
 
-    monkeypatch.setattr(table_obstacles, "set_streaming_state", store)
+    monkeypatch.setattr(table_obstacles, "set_streaming_states", store)
     own = Obstacles(source_mapping(), cast("Any", None), cast("Any", relations))
     await own.stop(mapped, TargetSchemaError("it is unlogged"))
     assert mapped.state.shown is State.ERROR

@@ -21,7 +21,7 @@ from streamer.apply.write.conflicts import Conflict, store_conflicts
 from streamer.bookkeeping.relation_states import (
     pause_before_mass_delete,
     request_still_unfilled,
-    set_streaming_state,
+    set_streaming_states,
 )
 from streamer.control.chunked_copy import ChunkedCopy
 from streamer.control.mass_delete import MassDelete
@@ -91,6 +91,9 @@ class TableEvents:
         """When a table last advanced, in `time.monotonic`'s terms."""
         self._to_request: set[MappedRelation] = set()
         """Relations that request a copy again, because the obstacle of the last copy is gone."""
+        self._unstored: set[MappedRelation] = set()
+        """Relations whose outcome of applying changes is not stored yet."""
+        self._storing = asyncio.Lock()
         self._unreached: set[MappedRelation] = set()
         """Relations whose copy fails because of changes that the target rejects."""
         self._services = services
@@ -294,14 +297,25 @@ class TableEvents:
         if mapped.obstacle is not None and state.error is None:
             return
         self.relations.become(mapped, state)
+        self._unstored.add(mapped)
+        async with self._storing:
+            if mapped in self._unstored:
+                await self._store(self._store_streaming_states)
 
-        async def store() -> None:
-            now = mapped.state  # the state may have changed during an outage of the target
-            if now.is_of_stream:
-                bookkeeping, key = self._services.bookkeeping, mapped.relation_id
-                await set_streaming_state(bookkeeping, key, now.shown, now.error)
-
-        await self._store(store)
+    async def _store_streaming_states(self) -> None:
+        """Store all outcomes that wait, in a transaction: many lanes may drain at the same time."""
+        waiting, self._unstored = self._unstored, set()
+        outcomes = {
+            mapped.relation_id: (mapped.state.shown, mapped.state.error)
+            for mapped in waiting
+            if mapped.state.is_of_stream  # may have changed during an outage of the target
+        }
+        try:
+            if outcomes:
+                await set_streaming_states(self._services.bookkeeping, outcomes)
+        except BaseException:
+            self._unstored |= waiting
+            raise
 
     async def _request_still_unfilled(self, mapped: MappedRelation) -> None:
         bookkeeping = self._services.bookkeeping

@@ -5,7 +5,7 @@ import structlog
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.apply.rows.make_plan import unlogged_error
 from streamer.bookkeeping.bookkeeping import Bookkeeping
-from streamer.bookkeeping.relation_states import set_streaming_state
+from streamer.bookkeeping.relation_states import set_streaming_states
 from streamer.control.table_state import State
 from streamer.errors.error_classes import StreamerError
 from streamer.errors.error_reports import ErrorReport
@@ -48,13 +48,14 @@ class Obstacles:
                 **report.log_fields,
             )
             self._relations.become(mapped, mapped.state.failing(report))
-            await set_streaming_state(self._bookkeeping, mapped.relation_id, State.ERROR, report)
+            outcome = {mapped.relation_id: (State.ERROR, report)}
+            await set_streaming_states(self._bookkeeping, outcome)
 
     async def remove(self, mapped: MappedRelation) -> None:
         """Continue *mapped*."""
         mapped.obstacle = None
         self._relations.become(mapped, mapped.state.drained())
-        await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
+        await set_streaming_states(self._bookkeeping, {mapped.relation_id: (State.READY, None)})
 
     async def check_target(self, unlogged: Unlogged) -> None:
         """Stop tables whose target is *unlogged*; continue tables whose target is logged again."""
