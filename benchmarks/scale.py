@@ -83,7 +83,9 @@ def main() -> None:
                 if options.json:
                     sys.stdout.write(json.dumps(figures) + "\n")
                 else:
-                    print(", ".join(f"{name} {value}" for name, value in figures.items()))
+                    print(
+                        ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True
+                    )
                 sys.stdout.flush()
             fleet.tear_down()
             warehouse.drop()

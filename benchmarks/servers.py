@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 import psycopg
 
@@ -103,14 +104,20 @@ def running_servers(
         parent = Path(directory)
         parent.chmod(0o755)
         servers = [Server(parent / name, binaries, chosen) for name in names]
+        former = signal.signal(signal.SIGTERM, _exit)  # else the servers would outlive a kill
         try:
             for server in servers:
                 server.create()
                 server.start()
             yield servers
         finally:
+            signal.signal(signal.SIGTERM, former)
             for server in servers:
                 server.stop("immediate")
+
+
+def _exit(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
 
 
 @contextlib.contextmanager
