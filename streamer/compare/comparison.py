@@ -37,6 +37,7 @@ from streamer.compare.build_compared_table import TableFacts, build_table
 from streamer.compare.change_counters import tables_sql
 from streamer.compare.compared_table import ComparedTable
 from streamer.compare.cut_ranges import (
+    RANGE_ROWS,
     CutRange,
     count_buckets,
     count_page_readers,
@@ -613,9 +614,9 @@ async def cut_table(
     *rate*: the rows per second of a task. An unordered table stays whole.
     """
     count = count_ranges(rows, rate)
-    parts = count_parts(rows // count)
-    if not table.is_ordered or count == parts == 1:
+    if not table.is_ordered or count == 1:
         return [CutRange(KeyRange())]
+    parts = count_parts(min(rows // count, RANGE_ROWS))  # bounds the number of keys in memory
     size = await fetch_one(plain, table.size_sql(table.source).encode())
     percent = sampled_percent(rows, size["pages"], count, parts)
     sample_sql = table.sample_sql(table.source, percent, count * parts)
