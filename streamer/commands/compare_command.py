@@ -73,10 +73,10 @@ async def comparing(settings: Settings) -> AsyncIterator[ComparisonRunner]:
         try:
             yield runner
         finally:
-            await runner.close()
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
+            await runner.close()
 
 
 def progress_console() -> Console:

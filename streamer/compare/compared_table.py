@@ -259,10 +259,6 @@ class ComparedTable:
         bucket = bucket_sql(self.hash, self._key_text_of(values), count)
         return f"{bucket} = any (array[{', '.join(map(str, numbers))}]::int4[])"
 
-    @property
-    def _row(self) -> str:
-        return f"row({', '.join(self._values)})::text"
-
     def _digested(self, side: Side) -> str:
         """Return the row as it goes into a digest.
 
