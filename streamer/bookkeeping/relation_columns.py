@@ -7,6 +7,7 @@ rows. A request makes a running process begin the copy now.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from streamer.bookkeeping.bookkeeping_table import Executor, to_json
@@ -147,18 +148,37 @@ async def read_storage(session: Executor, relation_ids: list[int]) -> dict[int, 
     }
 
 
-async def set_storage(
-    session: Executor,
-    relation_id: int,
-    storage: Mapping[int, Storage],
-    former: Mapping[int, Storage] | None,
-) -> bool:
-    """Store the storage of a relation's tables if the stored value is *former*; return whether it
-    was.
+@dataclass(frozen=True, slots=True)
+class StorageChange:
+    """A new value for the storage of a relation's tables, by OID, if the stored value is
+    ``former``.
+    """
+
+    storage: Mapping[int, Storage]
+    former: Mapping[int, Storage] | None
+
+
+async def set_storage(session: Executor, changes: Mapping[int, StorageChange]) -> set[int]:
+    """Store the storage of relations, by id; return the relations whose stored value was
+    ``former``.
 
     A copy may have stored a newer value.
     """
-    condition = "and storage is not distinct from $3::text::jsonb"
-    values = {"storage": stored_storage(storage)}
-    former_json = None if former is None else to_json(stored_storage(former))
-    return await RELATIONS.set(session, relation_id, values, condition, former_json)
+    rows = [
+        {
+            "id": relation_id,
+            "storage": stored_storage(change.storage),
+            "former": stored_storage(change.former),
+        }
+        for relation_id, change in changes.items()
+    ]
+    stored = await session.fetch(_SET_STORAGE_SQL, to_json(rows)) if rows else []
+    return {row["id"] for row in stored}
+
+
+_SET_STORAGE_SQL: Final = """
+update streamer.relation r set storage = v.storage
+  from pg_catalog.jsonb_to_recordset($1::text::jsonb) v (id int8, storage jsonb, former jsonb)
+ where r.id = v.id and r.storage is not distinct from v.former
+returning r.id
+"""

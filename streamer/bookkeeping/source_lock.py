@@ -64,6 +64,8 @@ class LockSession:
         self._address = address
         self._name = f"streamer lock {holder}"
         self._session: TargetConnection | None = None
+        self._session_mark = ""
+        """A value that no other session has."""
         self._former_pid: int | None = None
         """The pid of the former session, which the server may not have ended yet."""
         self._lost = asyncio.Event()
@@ -228,6 +230,7 @@ class LockSession:
         self._locked.clear()
         self._lost.set()
         self._session = session = await TargetConnection.connect(self._address, self._name)
+        self._session_mark = secrets.token_hex(8)
         self._lost = asyncio.Event()
         session.on_lost(self._lost.set)
         self._checked_at = 0.0
@@ -248,7 +251,9 @@ class LockSession:
             return holder
         for former in [fence for fence in self._held if fence.source_id == source_id]:
             del self._held[former]  # a cancelled attempt never received this token
-        fence = FencingToken(source_id, secrets.token_hex(8), session.backend_pid)
+        fence = FencingToken(
+            source_id, secrets.token_hex(8), session.backend_pid, self._session_mark
+        )
         self._held[fence] = session
         values = {"lock_token": fence.token, "implementation": choice.name()}
         try:

@@ -24,6 +24,7 @@ import structlog
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.relation_columns import (
+    StorageChange,
     read_source_columns,
     read_storage,
     read_stored_leaves,
@@ -62,6 +63,14 @@ class Gap:
     sends_changes: bool = True
 
 
+@dataclass(slots=True)
+class FoundGaps:
+    """The gaps of some relations. ``is_certain``: no lock and no concurrent copy hid a table."""
+
+    by_relation: dict[MappedRelation, list[Gap]]
+    is_certain: bool = True
+
+
 async def store_present_partitions(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
@@ -92,8 +101,9 @@ async def report_gaps(
     stop: Callable[[MappedRelation, ErrorReport], Awaitable[None]],
     checks_columns: bool = True,
     attached: AttachedRows | None = None,
-) -> None:
-    """Report the gaps of *relations*, all in sync, since their copies.
+) -> bool:
+    """Report the gaps of *relations*, all in sync, since their copies. Return whether there is
+    certainly no gap, as long as the catalogs do not change.
 
     *attached*: if given, copies the rows of attached partitions, in place of a report.
     *checks_columns*: also report replaced columns. A stream with captured definitions is behind the
@@ -103,13 +113,14 @@ async def report_gaps(
     gaps = await find_gaps(
         bookkeeping, plain, relations, checks_columns=checks_columns, attached=attached
     )
-    for mapped, reasons in gaps.items():
+    for mapped, reasons in gaps.by_relation.items():
         error = ErrorReport.of(_describe(mapped, reasons))
         if mapped.mapping.rule.is_disjoint and any(gap.sends_changes for gap in reasons):
             await stop(mapped, error)
         elif await report_gap(bookkeeping, mapped.relation_id, error):
             name = str(mapped.mapping.source)
             log.warning("table lacks rows", table=name, error=error.text, **error.log_fields)
+    return gaps.is_certain and not gaps.by_relation
 
 
 async def find_gaps(
@@ -119,15 +130,14 @@ async def find_gaps(
     *,
     checks_columns: bool = True,
     attached: AttachedRows | None = None,
-) -> dict[MappedRelation, list[Gap]]:
-    """Return the relations with gaps; for the parameters, see `report_gaps`."""
+) -> FoundGaps:
+    """Return the gaps of *relations*; for the parameters, see `report_gaps`."""
     relations = list(relations)
+    result = FoundGaps({})
     if not relations:
-        return {}
-    gaps: dict[MappedRelation, list[Gap]] = defaultdict(list)
-    storage = await _find_rewrite_gaps(bookkeeping, plain, relations, captures=not checks_columns)
-    for mapped, gap in storage.items():
-        gaps[mapped].append(gap)
+        return result
+    gaps = result.by_relation = defaultdict(list)
+    await _find_rewrite_gaps(bookkeeping, plain, relations, result, captures=not checks_columns)
     if checks_columns:
         for mapped, gap in (await _find_column_gaps(bookkeeping, plain, relations)).items():
             gaps[mapped].append(gap)
@@ -143,11 +153,12 @@ async def find_gaps(
         # of a peer table. A partial copy would overwrite the peer's row.
         may_copy = not mapped.mapping.rule.is_disjoint
         gaps[mapped] += await _find_partition_gaps(
-            bookkeeping, plain, mapped, local, former, attached if may_copy else None
+            bookkeeping, plain, mapped, local, former, attached if may_copy else None, result
         )
         if foreign := [leaf for leaf in present if leaf.is_foreign]:
             gaps[mapped].append(_foreign_gap(foreign))
-    return {mapped: reasons for mapped, reasons in gaps.items() if reasons}
+    result.by_relation = {mapped: reasons for mapped, reasons in gaps.items() if reasons}
+    return result
 
 
 def _foreign_gap(leaves: list[Leaf]) -> Gap:
@@ -182,6 +193,7 @@ async def _find_partition_gaps(
     leaves: list[Leaf],
     stored: dict[int, str] | None,
     attached: AttachedRows | None,
+    result: FoundGaps,
 ) -> list[Gap]:
     """Return the gaps caused by partitions of this server; record the partitions without a gap."""
     # An older version of streamer recorded no partitions, so record the present partitions.
@@ -206,6 +218,7 @@ async def _find_partition_gaps(
         failpoint("attach.requested")
     if recorded != stored:
         await set_leaves(bookkeeping, mapped.relation_id, recorded)
+    result.is_certain &= recorded == {leaf.oid: leaf.attached_by for leaf in leaves}
     if attached is not None:
         return []
     parts = [
@@ -258,16 +271,18 @@ async def _find_rewrite_gaps(
     bookkeeping: Bookkeeping,
     plain: Connection,
     relations: Iterable[MappedRelation],
+    result: FoundGaps,
     *,
     captures: bool,
-) -> dict[MappedRelation, Gap]:
-    """Return the gaps of tables that ALTER TABLE rewrote since their copies.
+) -> None:
+    """Add the gaps of tables that ALTER TABLE rewrote since their copies to *result*.
 
     *captures*: the stream sends the values of columns that a session rewrote.
     """
-    gaps: dict[MappedRelation, Gap] = {}
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     stored = await read_storage(bookkeeping, [mapped.relation_id for mapped in by_name.values()])
+    lost: dict[int, str] = {}
+    changes: dict[int, StorageChange] = {}
     for name, tables in (await read_stored_tables(plain, by_name)).items():
         mapped = by_name[name]
         # `initial: none` copies no row, so record the present storage.
@@ -278,6 +293,7 @@ async def _find_rewrite_gaps(
             former = (stored_storage or {}).get(table.oid, table.storage)
             was_rewritten = await is_rewritten(plain, table, former, captures=captures)
             if was_rewritten is None:
+                result.is_certain = False
                 present[table.oid] = former
             else:
                 present[table.oid] = table.storage.lost if was_rewritten else table.storage
@@ -286,17 +302,20 @@ async def _find_rewrite_gaps(
                     cast = await _find_cast_columns(bookkeeping, plain, mapped)
                 if cast:
                     present[table.oid] = table.storage.lost
-        if present != stored_storage and not await set_storage(
-            bookkeeping, mapped.relation_id, present, stored_storage
-        ):
-            continue  # a copy has stored a newer value
-        if lost := [table.name for table in tables if present[table.oid].is_lost]:
-            listed = ", ".join(f'"{table}"' for table in lost)
-            gaps[mapped] = Gap(
+        if present != stored_storage:
+            changes[mapped.relation_id] = StorageChange(present, stored_storage)
+        names = [f'"{table.name}"' for table in tables if present[table.oid].is_lost]
+        lost[mapped.relation_id] = ", ".join(names)
+    superseded = changes.keys() - await set_storage(bookkeeping, changes)
+    result.is_certain &= not superseded  # a copy has stored newer values
+    for mapped in by_name.values():
+        listed = lost.get(mapped.relation_id)
+        if listed and mapped.relation_id not in superseded:
+            gap = Gap(
                 f"ALTER TABLE rewrote {listed} (SET UNLOGGED, SET LOGGED, a new type or the "
                 "like), and the stream does not contain these changes"
             )
-    return gaps
+            result.by_relation[mapped].append(gap)
 
 
 async def _find_cast_columns(

@@ -284,7 +284,7 @@ class CopyPlanner:
             gaps = await find_gaps(
                 context.bookkeeping, source, [copy.mapped], checks_columns=not context.captures
             )
-        if gaps:
+        if gaps.by_relation:
             raise unguarded_error(copy.mapped)
 
     async def _plan_chunk(self, target: TargetConnection, copy: TableCopy, size: int) -> bool:

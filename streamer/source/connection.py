@@ -5,6 +5,7 @@ translates the driver's errors.
 """
 
 import re
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -365,9 +366,22 @@ async def pass_bytes(connection: Connection) -> None:
         await connection.execute("set client_encoding to 'SQL_ASCII'")
 
 
+_REPEATS: Final = sys.maxsize
+_GENERIC_PLANS_SQL: Final = "set plan_cache_mode = force_generic_plan"
+
+
+async def plan_once(connection: Connection) -> None:
+    """Make the server plan each query with parameters once, for a session that repeats queries.
+
+    The plan of a query over catalogs costs several times as much as the query.
+    """
+    await connection.execute(_GENERIC_PLANS_SQL)
+    connection.prepare_threshold = _REPEATS  # only `fetch_all` prepares
+
+
 async def fetch_all(connection: Connection, sql: Any, *parameters: Any) -> list[DictRow]:
     """Run a query and return the rows as dictionaries."""
-    cursor = await connection.execute(sql, parameters or None)
+    cursor = await connection.execute(sql, parameters or None, prepare=bool(parameters))
     return await cursor.fetchall()
 
 

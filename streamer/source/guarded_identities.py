@@ -21,9 +21,9 @@ with recursive wanted as (
     cross join {NAMED_RELATION} c
     where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence in ('p', 'u')
 ), tree as (
-    select oid as root, oid as relid, relkind from wanted
+    select oid as root, oid as relid, relkind, '' as joins from wanted
     union all
-    select t.root, i.inhrelid, c.relkind
+    select t.root, i.inhrelid, c.relkind, t.joins || i.xmin::text || ','
     from tree t
     join pg_catalog.pg_inherits i on i.inhparent = t.relid
     join pg_catalog.pg_class c on c.oid = i.inhrelid
@@ -52,7 +52,8 @@ select t.root::int8 as root, t.relid::int8 as relid, n.nspname as namespace, c.r
        case when t.relid = t.root then
          array(select a.attname::text from pg_catalog.pg_attribute a
                 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-                  and a.attgenerated <> '') end as generated
+                  and a.attgenerated <> '') end as generated,
+       t.joins, c.reltoastrelid::int8 as toast, c.relfilenode::int8 as file
 from tree t
 join pg_catalog.pg_class c on c.oid = t.relid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -69,8 +70,9 @@ left join lateral (
 where t.relid = t.root or c.relkind in ('r', 'f')
 order by t.root, t.relid
 """
-"""``unique_indexes``: only the digest of a guard uses this column, because the remedy of a table
-without a key depends on its unique indexes.
+"""Only the digest of a guard uses ``unique_indexes``, because the remedy of a table without a key
+depends on its unique indexes. ``joins`` has the transactions that attached a partition and its
+ancestors. These and the files of a table tell the digest's readers that a gap is possible.
 """
 # A replica identity needs a unique, immediate and complete index over plain NOT NULL columns.
 # streamer also excludes generated columns.

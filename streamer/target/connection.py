@@ -296,6 +296,7 @@ class TargetConnection:
         self.checks_foreign_keys = True
         """Whether the server checks foreign keys for rows of this session."""
         self._verified: dict[int, FencingToken] = {}
+        self._lock_session: str | None = None
         self._password = password_state(address.url)
         self._password_generation = self._password.generation
         self.backend_pid = int(connection.get_server_pid())
@@ -355,10 +356,12 @@ class TargetConnection:
         A session stays on its server, so a single check suffices. *again*: also check that the
         token is still valid. Raises TargetMovedError.
         """
-        if not self.has_verified(fence):
+        if fence.lock_session != self._lock_session:
             is_valid = await self.fetch_value(FENCE_SQL, *fence.parameters)
+        elif again or not self.has_verified(fence):
+            is_valid = await self.fetch_value(TOKEN_SQL, fence.source_id, fence.token)
         else:
-            is_valid = not again or await self.fetch_value(TOKEN_SQL, fence.source_id, fence.token)
+            return
         if not is_valid:
             raise TargetMovedError(
                 "target: this connection does not reach the server on which this process holds "
@@ -366,6 +369,7 @@ class TargetConnection:
                 fences=[fence],
             )
         self._verified[fence.source_id] = fence
+        self._lock_session = fence.lock_session
 
     @property
     def is_outdated(self) -> bool:

@@ -6,6 +6,10 @@ standby may have the token, but never the lock; a restored server has neither. A
 token and lock, on every version and on managed servers. System identifier and timeline are not
 readable everywhere.
 
+Reading all locks of a server takes milliseconds, so a session reads the locks once for each session
+that holds locks. Both sessions stay on their server. So for further sources of that holder, the
+token suffices.
+
 A session that checks a token takes a shared lock, which marks it as a session of the process that
 stored the token. If that process freezes, another process ends these sessions
 (`streamer.bookkeeping.replicas`).
@@ -41,16 +45,20 @@ select pg_catalog.pg_try_advisory_lock_shared({signed(MEMBER_CLASS)}, $3::int4)
   and exists (select from streamer.source s where s.id = $2 and s.lock_token = $4)
 """
 TOKEN_SQL: Final = "select exists (select from streamer.source where id = $1 and lock_token = $2)"
-"""The part of `FENCE_SQL` whose answer may change during a session; reads no locks."""
+"""The part of `FENCE_SQL` whose answer may change, and differs between the sources of a holder."""
 
 
 @dataclass(frozen=True, slots=True)
 class FencingToken:
-    """The lock and token of an attempt to stream a source."""
+    """The lock and token of an attempt to stream a source.
+
+    ``lock_session``: a value of the session that holds the lock; no other session has this value.
+    """
 
     source_id: int
     token: str
     backend_pid: int
+    lock_session: str
 
     @property
     def parameters(self) -> tuple[int, int, int, str]:

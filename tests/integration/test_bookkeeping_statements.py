@@ -94,7 +94,7 @@ async def add_relation(books: Bookkeeping) -> tuple[int, int]:
 
 async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     source_id, relation_id = await add_relation(books)
-    fence = FencingToken(source_id, "token", 1)
+    fence = FencingToken(source_id, "token", 1, "session")
     await sources.set_source(
         books, source_id, holder="h:1", lock_token="token", implementation="pure"
     )
@@ -127,7 +127,9 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     await relation_columns.set_published(books, {relation_id: ("mark", "none", 9, full)})
     await relation_columns.set_leaves(books, relation_id, {3: "1 2"})
     storage = {9: Storage(0, 7, "digest")}
-    assert await relation_columns.set_storage(books, relation_id, storage, None)
+    changes = {relation_id: relation_columns.StorageChange(storage, None)}
+    assert await relation_columns.set_storage(books, changes) == {relation_id}
+    assert await relation_columns.set_storage(books, changes) == set()
     assert await relation_columns.read_storage(books, [relation_id]) == {relation_id: storage}
     assert await relation_columns.read_stored_leaves(books, [relation_id]) == {
         relation_id: {3: "1 2"}
@@ -399,7 +401,7 @@ async def test_a_mass_delete_pauses_a_table_whose_copy_has_some_chunks(
 
 async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
     source_id, relation_id = await add_relation(books)
-    fence = FencingToken(source_id, "token", 1)
+    fence = FencingToken(source_id, "token", 1, "session")
     await sources.set_source(books, source_id, holder="h:1", lock_token="token")
     await requests.make_request(books, relation_id, "quarantine_drop", {"ids": [1]})
     (request,) = await requests.read_quarantine_requests(books, source_id)

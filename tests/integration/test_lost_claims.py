@@ -15,8 +15,8 @@ from streamer.errors.error_classes import TargetConnectionError, TargetFencedErr
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.history_check import CommittedTransaction
-from streamer.target.connection import TargetAddress
-from streamer.target.fencing_token import FencingToken
+from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.fencing_token import FENCE_SQL, TOKEN_SQL, FencingToken
 from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 
@@ -51,6 +51,39 @@ async def test_a_claim_is_proved_for_each_use_of_the_bookkeeping(target: Databas
         await bookkeeping.close()
         for session in sessions:
             await session.close()
+
+
+async def test_a_session_reads_all_locks_once_for_each_holder(
+    target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = TargetAddress.parse(Secret(target.url))
+    bookkeeping = Bookkeeping(address)
+    await migrate(bookkeeping)
+    await bookkeeping.close()
+    holder = LockSession(address, "first")
+    connection = await TargetConnection.connect(address, "test")
+    fetch_value = mock.AsyncMock(wraps=connection.fetch_value)
+    monkeypatch.setattr(connection, "fetch_value", fetch_value)
+
+    def statements() -> list[str]:
+        return [call.args[0] for call in fetch_value.await_args_list]
+
+    try:
+        fences = [await acquire(holder, sid) for sid in ("a", "b", "c")]
+        target.execute("update streamer.source set lock_token = 'another' where sid = 'c'")
+        for fence in fences[:2] * 2:
+            await connection.verify_fence(fence)
+        assert statements() == [FENCE_SQL, TOKEN_SQL]
+        with pytest.raises(TargetMovedError):
+            await connection.verify_fence(fences[2])
+        # A new session holds the locks, perhaps on a new server.
+        await holder.close()
+        fence = await acquire(holder, "a")
+        await connection.verify_fence(fence)
+        assert statements()[3:] == [FENCE_SQL]
+    finally:
+        await connection.close()
+        await holder.close()
 
 
 async def test_sources_share_a_statement_and_each_keeps_its_own_right(

@@ -1,11 +1,14 @@
 """Rows that ALTER TABLE changed without a change in the stream are reported as a gap."""
 
 import asyncio
+from unittest import mock
 
 import pytest
 
+from streamer.copy import gap_reports
 from streamer.runtime.guards import source_monitor as watch
 from streamer.runtime.session import source_checks as survey
+from streamer.source.slot_and_publications import guard_query
 from tests.support.postgres import Database, assert_same
 from tests.support.runbooks import block, run_block
 from tests.support.streamer import MakeStreamer, Streamer
@@ -238,3 +241,61 @@ async def test_capture_explains_a_rewrite_of_columns_but_not_one_of_the_persiste
             await told(streamer, target, table)
             await follow_the_remedy(streamer, target, table)
             assert_same(source, target, table)
+
+
+async def test_a_search_follows_each_change_of_the_catalogs_and_no_search_otherwise(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "GUARD_SECONDS", 0.2)
+    calls: list[str] = []
+    for module, name, function in (
+        (survey, "report_gaps", gap_reports.report_gaps),
+        (watch, "read_guard_facts", guard_query.read_guard_facts),
+    ):
+
+        def record(*_: object, name: str = name, **__: object) -> object:
+            calls.append(name)
+            return mock.DEFAULT  # the mock then calls the function
+
+        monkeypatch.setattr(module, name, mock.AsyncMock(wraps=function, side_effect=record))
+    source.execute(ALL_TABLES)
+    source.execute("create table strays (like parts including all); insert into strays values (-1)")
+
+    async def rests() -> bool:
+        """Whether ten checks of the guard caused no search."""
+        return calls[-10:] == ["read_guard_facts"] * 10
+
+    async with stream(RULES) as streamer:
+        await streamer.caught_up(60)
+        await streamer.eventually(rests, 60)
+        for change in (
+            "vacuum full plain",  # a new file
+            "create table more partition of parts for values from (1000) to (2000)",
+            "alter table plain alter n type bigint",
+        ):
+            calls.clear()
+            await asyncio.to_thread(source.execute, change)
+
+            async def has_searched() -> bool:
+                return "report_gaps" in calls
+
+            await streamer.eventually(has_searched, 60)
+            await streamer.eventually(rests, 60)
+            assert not target.execute("select from streamer.relation where error is not null")
+        attach = "alter table parts attach partition strays for values from (-9) to (0)"
+        await asyncio.to_thread(source.execute, attach)
+
+        async def is_reported() -> bool:
+            return "attached as a partition" in str(target.value(ERROR.format("parts")))
+
+        await streamer.eventually(is_reported, 60)
+        calls.clear()
+
+        async def repeats() -> bool:  # because an operator may act
+            return calls.count("report_gaps") > 3
+
+        await streamer.eventually(repeats, 60)

@@ -233,7 +233,7 @@ def mapped_relation(
     facts = RelationSource(
         database="shop",
         sid=None,
-        fence=FencingToken(1, "token", 1),
+        fence=FencingToken(1, "token", 1, "session"),
         binary_types=frozenset(),
         primary_key=(),
         unique_keys=(),

@@ -37,7 +37,7 @@ class Storing:
         record: Any = mock.Mock(acknowledged_lsn=Lsn(START))
         self.position = StoredPosition(
             mock.Mock(acknowledge=self._acknowledge),
-            FencingToken(1, "token", 1),
+            FencingToken(1, "token", 1, "session"),
             record,
             self.tracker,
             HistoryCheck(None, Lsn(START)),

@@ -28,7 +28,7 @@ class Standby:
         self.timeline = timeline
         self.history = history
 
-    async def execute(self, sql: str, _parameters: object = None) -> Any:
+    async def execute(self, sql: str, _parameters: object = None, **_: object) -> Any:
         row: dict[str, object] = {"timeline": self.timeline}
         if sql != "IDENTIFY_SYSTEM":
             assert sql == f"TIMELINE_HISTORY {self.timeline}"
@@ -60,7 +60,7 @@ def watch(standby: Standby, held_lsn: Lsn) -> TimelineMonitor:
     source = SourceMapping("shop", None, Secret(""), ())
     server = replace(SERVER, timeline=1)
     return TimelineMonitor(
-        source, server, Branch(1), connection, bookkeeping, FencingToken(1, "", 0), held_lsn
+        source, server, Branch(1), connection, bookkeeping, FencingToken(1, "", 0, ""), held_lsn
     )
 
 

@@ -19,7 +19,7 @@ from streamer.runtime.guards.table_cases import TableCases
 from streamer.runtime.services import Health, Services
 from streamer.runtime.tables.table_events import TableEvents
 from streamer.source.catalog import SourceServer
-from streamer.source.connection import Connection, connection, translating
+from streamer.source.connection import Connection, connection, plan_once, translating
 from streamer.source.server.timeline import check_same_server_by_query
 from streamer.source.slot_and_publications.guard_query import GuardFacts, read_guard_facts
 from streamer.source.slot_and_publications.slot import Slot, check_slot
@@ -44,6 +44,8 @@ class SourceMonitor:
     ) -> None:
         """*cases*: the cases of the source's tables, which the guard creates and completes."""
         self.cases = cases
+        self.digest: str | None = None
+        """The digest of the catalogs at the last check, see `GuardFacts`."""
         self._server = server
         self._bookkeeping = services.bookkeeping
         self._tables = tables
@@ -65,12 +67,12 @@ class SourceMonitor:
         Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, UnpublishedError,
         SourceConnectionError.
         """
-        digest: str | None = None
         source, relations, cases = self._tables.source, self._tables.relations, self.cases
         if self._has_reported_slot and not cases.are_open:
             await asyncio.sleep(GUARD_SECONDS)  # the start has just checked all facts
         async with connection(source) as plain:
             await plain.execute(_TIMEOUTS_SQL)
+            await plan_once(plain)
             await check_same_server_by_query(plain, self._server)
             while True:
                 began = time.monotonic()
@@ -84,9 +86,9 @@ class SourceMonitor:
                     await self._show_condition(plain)
                     await cases.copy_replaced(plain)
                     cases.expect_missing()
-                    if seen.digest != digest or cases.is_incomplete:
+                    if seen.digest != self.digest or cases.is_incomplete:
                         await cases.reconcile(plain)
-                        digest = seen.digest  # the next check sees later changes
+                        self.digest = seen.digest  # the next check sees later changes
                     await cases.delete_dropped(plain)
                 on_check()
                 seconds = GUARD_SECONDS if cases.are_open else self._tables.pause(GUARD_SECONDS)

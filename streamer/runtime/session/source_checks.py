@@ -28,7 +28,7 @@ from streamer.runtime.tables.relations import Relations
 from streamer.runtime.tables.table_obstacles import Obstacles
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.source.capture.ddl_capture import read_capture, send_baseline
-from streamer.source.connection import Connection, connection, fetch_one, translating
+from streamer.source.connection import Connection, connection, fetch_one, plan_once, translating
 from streamer.source.server.primary_of_standby import writable
 from streamer.source.synchronous_commit import LISTED_SQL
 
@@ -53,6 +53,7 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
     beats = partial(heartbeat.run, server=session.server, lag=session.lag)
     async with connection(source) as plain:
         await plain.execute(_LOCK_TIMEOUT_SQL)
+        await plan_once(plain)
         async with asyncio.TaskGroup() as group:
             for name, run in (
                 ("heartbeat", beats),
@@ -60,11 +61,11 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
                 ("discovery", discovery.run),
             ):
                 group.create_task(run(plain), name=f"{name} {source.label}")
-            attached = AttachedRows()
+            gaps = _GapCheck(session)
             obstacles = Obstacles(source, bookkeeping, relations)
             while True:
                 await obstacles.check_target(services.target.unlogged)
-                await _check_partitions(plain, session, attached)
+                await gaps.run(plain)
                 await _request_unclear_definitions(plain, source, bookkeeping, relations)
                 await guard.store(bookkeeping, source_id)
                 with translating(source.label):
@@ -73,24 +74,42 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
                 await asyncio.sleep(session.tables.pause(CHECK_SECONDS))
 
 
-async def _check_partitions(plain: Connection, session: Session, attached: AttachedRows) -> None:
-    source = session.tables.source
-    try:
-        with translating(source.label):
-            captures = source.ddl is DdlCapture.CAPTURE and (
-                (await read_capture(plain, source)).token is not None
-            )
-            copies_rows = captures and source.on_ddl[DdlKind.ATTACH_PARTITION] is OnDdl.APPLY
-            await report_gaps(
-                session.services.bookkeeping,
-                plain,
-                filter(_may_lack_rows, session.relations),
-                stop=session.monitor.cases.stop,
-                checks_columns=not captures,
-                attached=attached if copies_rows else None,
-            )
-    except SourceContentionError as exc:
-        log.debug("the next check reads the partitions", source=source.label, reason=str(exc))
+class _GapCheck:
+    """Searches for gaps. Without a gap, searches again only after a change of the catalogs, which
+    the guard of the source sees.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._attached = AttachedRows()
+        self._complete: tuple[object, ...] | None = None
+        """The facts behind the last search, if there was certainly no gap."""
+
+    async def run(self, plain: Connection) -> None:
+        session, source = self._session, self._session.tables.source
+        digest = session.monitor.digest
+        relations = {m.relation_id: m for m in session.relations if _may_lack_rows(m)}
+        try:
+            with translating(source.label):
+                captures = source.ddl is DdlCapture.CAPTURE and (
+                    (await read_capture(plain, source)).token is not None
+                )
+                facts = digest, captures, relations.keys()
+                if facts == self._complete:
+                    return
+                copies_rows = captures and source.on_ddl[DdlKind.ATTACH_PARTITION] is OnDdl.APPLY
+                is_complete = await report_gaps(
+                    session.services.bookkeeping,
+                    plain,
+                    relations.values(),
+                    stop=session.monitor.cases.stop,
+                    checks_columns=not captures,
+                    attached=self._attached if copies_rows else None,
+                )
+        except SourceContentionError as exc:
+            log.debug("the next check reads the partitions", source=source.label, reason=str(exc))
+        else:
+            self._complete = facts if is_complete and digest is not None else None
 
 
 def _may_lack_rows(mapped: MappedRelation) -> bool:

@@ -35,7 +35,8 @@ select pg_catalog.md5(
 class GuardFacts:
     """The result of a guard's check.
 
-    ``digest`` changes with the identities of the tables and with streamer's publications.
+    ``digest`` changes with the identities, partitions and files of the tables, and with streamer's
+    publications.
     ``flush_lsn``: the end of the WAL that the source flushed. ``clock_seconds``: the source's
     clock, in unix time.
     """
