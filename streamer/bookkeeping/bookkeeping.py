@@ -9,21 +9,40 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from streamer.errors.error_classes import TargetConnectionError, TargetPrivilegeError
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
 from streamer.target.fencing_token import FencingToken
 from streamer.target.missing_grants import advise_grants
 from streamer.target.persistent_connection import PersistentConnection
+from streamer.target.session_counts import BOOKKEEPING_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedSession:
+    connection: PersistentConnection
+    lock: asyncio.Lock
+
+
+SINGLE_SESSION_SOURCES: Final = 50
+"""The number of sources that share a session with all tasks without a source."""
 
 
 class Bookkeeping:
-    """The bookkeeping tables, over a connection that many tasks use in turn."""
+    """The bookkeeping tables, over connections that many tasks use in turn.
+
+    All statements of a source use a single session, and so stay in order. When hundreds of sources
+    start, each waits mostly for round trips of others. So several sessions serve many sources.
+    """
 
     def __init__(self, address: TargetAddress, name: str = "streamer bookkeeping") -> None:
-        self._kept = PersistentConnection(address, name)
-        self._lock = asyncio.Lock()
+        self._sessions = [
+            _SharedSession(PersistentConnection(address, name), asyncio.Lock())
+            for _ in range(BOOKKEEPING_MAX)
+        ]
+        self._session = self._sessions[0]
         self._fence: FencingToken | None = None
 
     def under(self, fence: FencingToken) -> "Bookkeeping":
@@ -32,6 +51,8 @@ class Bookkeeping:
         """
         bound = copy.copy(self)
         bound._fence = fence
+        if fence.source_id > SINGLE_SESSION_SOURCES:
+            bound._session = self._sessions[fence.source_id % len(self._sessions)]
         return bound
 
     @asynccontextmanager
@@ -40,8 +61,8 @@ class Bookkeeping:
 
         Raises TargetConnectionError, TargetRejectedError.
         """
-        async with self._lock:
-            connection = await self._kept.get(self._fence)
+        async with self._session.lock:
+            connection = await self._session.connection.get(self._fence)
             try:
                 yield connection
             except (TargetConnectionError, asyncio.CancelledError):
@@ -73,5 +94,6 @@ class Bookkeeping:
             return await connection.fetch_value(sql, *parameters)
 
     async def close(self) -> None:
-        async with self._lock:
-            await self._kept.close()
+        for session in self._sessions:
+            async with session.lock:
+                await session.connection.close()

@@ -24,6 +24,7 @@ from streamer.source.catalog import SourceServer
 from streamer.source.server.idle_connections import IdleConnections
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.target.fencing_token import FencingToken
+from streamer.target.idle_sessions import IdleSessions
 from streamer.util.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class CopyContext:
     address: TargetAddress
     bookkeeping: Bookkeeping
     sources: IdleConnections
+    targets: IdleSessions
     launcher: SparkLauncher
     settings: SyncSettings
     events: SyncEvents
@@ -193,6 +195,10 @@ class CopyContext:
     def target(self) -> AbstractAsyncContextManager[TargetConnection]:
         """Connect to the target during a block."""
         return target_connection(self.address, self.application_name)
+
+    def idle_target(self) -> AbstractAsyncContextManager[TargetConnection]:
+        """Provide a session at the target during a short block, which may change lock_timeout."""
+        return self.targets.session(self.fence, self.application_name)
 
     async def end_former_tasks(self, running: Iterable[int]) -> None:
         """End the tasks that outlived a process or a round. *running*: the numbers of the rounds

@@ -155,7 +155,7 @@ class Round:
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
         marked = [mapped for mapped in batch if mapped.state.is_to_mark_synced]
         await store_present_partitions(self._context.bookkeeping, source, marked)
-        async with self._context.target() as target:
+        async with self._context.idle_target() as target:
             await target.set_up_origin()  # `prepare` may remove rows
             await target.execute(f"set lock_timeout = '{PREPARE_LOCK_SECONDS}s'")
             to_mark_synced: list[Pair] = []

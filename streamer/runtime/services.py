@@ -23,6 +23,7 @@ from streamer.runtime.target_health import TargetHealth
 from streamer.source.server.idle_connections import IdleConnections
 from streamer.target.connection import TargetAddress
 from streamer.target.fencing_token import FencingToken
+from streamer.target.idle_sessions import IdleSessions
 from streamer.util.lsn import INVALID_LSN, Lsn
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Services:
     address: TargetAddress
     bookkeeping: Bookkeeping
     sources: IdleConnections
+    targets: IdleSessions
     """Connections that the steps of a start and the queries of the planner share."""
     locks: LockSession
     positions: AcknowledgedPositions
@@ -88,7 +90,7 @@ class Health:
     state: str = "starting"
     error: ErrorReport | None = None
     waiting_for: str | None = None
-    """The copy turn for which the start of the source waits."""
+    """The turn for which the start of the source waits."""
     holder: str | None = None
     """The process that runs this source, if that is another process."""
     wal_end_lsn: Lsn = INVALID_LSN

@@ -6,11 +6,16 @@ from typing import Final
 from streamer.config.settings import Settings
 from streamer.runtime.start_limit import STARTS_AT_ONCE
 from streamer.target.connection import TargetAddress
-from streamer.target.session_counts import DRAINERS_MAX, FINISHING_MAX, hot_worker_count
+from streamer.target.session_counts import (
+    BOOKKEEPING_MAX,
+    DRAINERS_MAX,
+    FINISHING_MAX,
+    hot_worker_count,
+)
 
-TARGET_FEW: Final = 8
-"""Sessions that a process opens at the target for any number of sources and tables: locks,
-bookkeeping, plans, notifications, liveness, definitions, indexes, scripts.
+TARGET_FEW: Final = 7 + BOOKKEEPING_MAX
+"""Sessions that a process opens at the target for any number of sources and tables: locks, plans,
+notifications, liveness, definitions, indexes, scripts, bookkeeping.
 """
 
 

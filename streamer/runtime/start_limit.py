@@ -13,6 +13,8 @@ from typing import Final
 
 STARTS_AT_ONCE: Final = 8
 START_SECONDS: Final = 5.0
+START_TURN: Final = "its turn to start"
+"""The wait of a source without a permit, for status and log."""
 
 
 class Starts:

@@ -6,6 +6,8 @@ DRAINERS_MAX: Final = 4
 """Sessions for held tables."""
 HOT_WORKERS_MAX: Final = 4
 """Maximum number of hot workers."""
+BOOKKEEPING_MAX: Final = 4
+"""Sessions for the bookkeeping of many sources."""
 FINISHING_MAX: Final = 4
 """Copies that finish at the same time. Each may build an index, for which PostgreSQL needs
 memory.

@@ -1,12 +1,13 @@
 """Statements of a process that has lost the lock of a source do not reach the bookkeeping."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 
-from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping import SINGLE_SESSION_SOURCES, Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import migrate
 from streamer.bookkeeping.positions import AcknowledgedPosition, AcknowledgedPositions
 from streamer.bookkeeping.source_lock import LockSession
@@ -17,6 +18,7 @@ from streamer.postgres.secret import Secret
 from streamer.source.history_check import CommittedTransaction
 from streamer.target.connection import TargetAddress, TargetConnection
 from streamer.target.fencing_token import FENCE_SQL, TOKEN_SQL, FencingToken
+from streamer.target.session_counts import BOOKKEEPING_MAX
 from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 
@@ -84,6 +86,38 @@ async def test_a_session_reads_all_locks_once_for_each_holder(
     finally:
         await connection.close()
         await holder.close()
+
+
+async def test_many_sources_share_four_sessions_and_few_sources_share_one(
+    target: Database,
+) -> None:
+    address = TargetAddress.parse(Secret(target.url))
+    bookkeeping = Bookkeeping(address)
+    await migrate(bookkeeping)
+    holder = LockSession(address, "first")
+
+    async def used() -> int:
+        async with bookkeeping.under(await acquire(holder, next(sids))).connection() as session:
+            return session.backend_pid
+
+    sids = map(str, itertools.count())
+    try:
+        few = {await used() for _ in range(SINGLE_SESSION_SOURCES)}
+        assert len(few) == 1
+        assert len({await used() for _ in range(20)} | few) == BOOKKEEPING_MAX
+        holding = bookkeeping.under(await acquire(holder, "0"))
+        async with (
+            holding.connection(),
+            bookkeeping.under(await acquire(holder, "60")).connection(),
+        ):
+            pass  # no source waits for a source with another session
+    finally:
+        await bookkeeping.close()
+        await holder.close()
+    name = "streamer bookkeeping"
+    assert not target.value(
+        f"select count(*) from pg_stat_activity where application_name = '{name}'"
+    )
 
 
 async def test_sources_share_a_statement_and_each_keeps_its_own_right(

@@ -14,6 +14,7 @@ from streamer.mapping.rules import SourceLabel
 from streamer.runtime.health import wait_log as waiting
 from streamer.runtime.health.wait_log import LongWaits, Wait, find_waits
 from streamer.runtime.services import Health
+from streamer.runtime.start_limit import START_TURN
 from streamer.runtime.target_health import TargetHealth
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ def test_the_reason_of_a_waiting_start_comes_from_the_bookkeeping() -> None:
     )
     found = find_waits(well(), [(EU, Health())], [stored])
     assert found == [Wait('source "shop:eu"', "the creation of a slot waits for pid 7")]
+
+
+def test_sources_that_wait_for_a_turn_are_reported_together() -> None:
+    starting = [(f"shop:{n}", Health(waiting_for=START_TURN)) for n in range(900)]
+    copying = [("shop:x", Health(waiting_for="its turn to copy"))]
+    assert find_waits(well(), [*starting, *copying]) == [
+        Wait("starts", 'a turn for source "shop:0" and 899 other sources'),
+        Wait("first copies", 'a turn for source "shop:x"'),
+    ]
 
 
 def test_tables_that_wait_for_the_same_are_reported_together() -> None:

@@ -18,6 +18,7 @@ from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.errors.command_lines import some_of
 from streamer.errors.error_classes import StreamerError
 from streamer.runtime.services import Health
+from streamer.runtime.start_limit import START_TURN
 from streamer.runtime.target_health import TargetHealth
 
 log = structlog.get_logger()
@@ -28,6 +29,7 @@ _COPY_STATES: Final = ("init", "copying", "catching_up")
 
 
 _FIRST_COPIES: Final = "first copies"
+_STARTS: Final = "starts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,14 @@ def find_waits(
         return [Wait("target", target.error or "no answer yet")]
     records = {record.label: record for record in sources}
     waits = []
-    turns = [label for label, health in waiters if health.waiting_for is not None]
-    if turns:
-        further = f" and {len(turns) - 1} other sources" if len(turns) > 1 else ""
-        waits.append(Wait(_FIRST_COPIES, f'a turn for source "{turns[0]}"{further}'))
+    turns: dict[str, list[str]] = {}
+    for label, health in waiters:
+        if health.waiting_for is not None:
+            subject = _STARTS if health.waiting_for == START_TURN else _FIRST_COPIES
+            turns.setdefault(subject, []).append(label)
+    for subject, labels in turns.items():
+        further = f" and {len(labels) - 1} other sources" if len(labels) > 1 else ""
+        waits.append(Wait(subject, f'a turn for source "{labels[0]}"{further}'))
     for label, health in waiters:
         record = records.get(label)
         if health.state in _WAITING_STATES and health.waiting_for is None:

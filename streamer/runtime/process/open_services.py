@@ -27,6 +27,7 @@ from streamer.runtime.start_limit import Starts
 from streamer.runtime.target_health import TargetHealth
 from streamer.source.server.idle_connections import IdleConnections
 from streamer.target.connection import TargetAddress
+from streamer.target.idle_sessions import IdleSessions
 from streamer.target.session_counts import hot_worker_count
 
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -60,6 +61,8 @@ async def opened_services(
         opened.push_async_callback(bookkeeping.close)
         sources = IdleConnections(IDLE_SECONDS)
         opened.push_async_callback(sources.close)
+        targets = IdleSessions(address)
+        opened.push_async_callback(targets.close)
         planner = _make_planner(address, SourceQueries(find_source, sources))
         opened.push_async_callback(planner.close)
         locks = LockSession(address, holder)
@@ -78,6 +81,7 @@ async def opened_services(
             address=address,
             bookkeeping=bookkeeping,
             sources=sources,
+            targets=targets,
             locks=locks,
             positions=AcknowledgedPositions(locks),
             workers=workers[: settings.workers],

@@ -253,6 +253,7 @@ class _Opening:
                 services.address,
                 services.bookkeeping,
                 services.sources,
+                services.targets,
                 services.launcher,
                 services.sync,
                 self._tables,

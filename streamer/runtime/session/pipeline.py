@@ -48,6 +48,7 @@ from streamer.runtime.session.session import Session
 from streamer.runtime.session.source_checks import check_source
 from streamer.runtime.session.write_status import report_status
 from streamer.runtime.shutdown import endless, finishes_before
+from streamer.runtime.start_limit import START_TURN
 from streamer.runtime.tables.lag import Undelivered
 from streamer.runtime.tables.table_events import TableEvents
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
@@ -151,7 +152,9 @@ class Pipeline:
     async def _open(self, services: Services, fence: FencingToken) -> Session:
         """Open a session when this source's turn to start has come."""
         tables = TableEvents(self._source, fence, services, self.health, self.heartbeat, self._fail)
+        self.health.waiting_for = START_TURN
         async with services.starts.permit() as release:
+            self.health.waiting_for = None
             attempt = Attempt(
                 self._source,
                 services,

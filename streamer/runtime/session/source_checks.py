@@ -28,7 +28,7 @@ from streamer.runtime.tables.relations import Relations
 from streamer.runtime.tables.table_obstacles import Obstacles
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.source.capture.ddl_capture import read_capture, send_baseline
-from streamer.source.connection import Connection, connection, fetch_one, plan_once, translating
+from streamer.source.connection import Connection, fetch_one, plan_once, translating
 from streamer.source.server.primary_of_standby import writable
 from streamer.source.synchronous_commit import LISTED_SQL
 
@@ -51,7 +51,7 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
         session.tables, services.discovery_interval, services.tables_appeared, namespace
     )
     beats = partial(heartbeat.run, server=session.server, lag=session.lag)
-    async with connection(source) as plain:
+    async with services.sources.connection(source) as plain:  # of the start, whose caches are warm
         await plain.execute(_LOCK_TIMEOUT_SQL)
         await plan_once(plain)
         async with asyncio.TaskGroup() as group:
