@@ -46,6 +46,8 @@ class SourceMonitor:
         self.cases = cases
         self.digest: str | None = None
         """The digest of the catalogs at the last check, see `GuardFacts`."""
+        self.changed = asyncio.Event()
+        """Set when the digest changes; cleared by the task that searches for gaps."""
         self._server = server
         self._bookkeeping = services.bookkeeping
         self._tables = tables
@@ -89,6 +91,7 @@ class SourceMonitor:
                     if seen.digest != self.digest or cases.is_incomplete:
                         await cases.reconcile(plain)
                         self.digest = seen.digest  # the next check sees later changes
+                        self.changed.set()
                     await cases.delete_dropped(plain)
                 on_check()
                 seconds = GUARD_SECONDS if cases.are_open else self._tables.pause(GUARD_SECONDS)

@@ -31,6 +31,7 @@ from streamer.source.capture.ddl_capture import read_capture, send_baseline
 from streamer.source.connection import Connection, fetch_one, plan_once, translating
 from streamer.source.server.primary_of_standby import writable
 from streamer.source.synchronous_commit import LISTED_SQL
+from streamer.util.waiting import wait_for_event
 
 log = structlog.get_logger()
 
@@ -71,7 +72,7 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
                 with translating(source.label):
                     waits = (await fetch_one(plain, _COMMITS_WAIT_SQL))["is_listed"]
                 session.position.is_awaited = bool(waits)
-                await asyncio.sleep(session.tables.pause(CHECK_SECONDS))
+                await wait_for_event(session.monitor.changed, session.tables.pause(CHECK_SECONDS))
 
 
 class _GapCheck:
@@ -87,6 +88,7 @@ class _GapCheck:
 
     async def run(self, plain: Connection) -> None:
         session, source = self._session, self._session.tables.source
+        session.monitor.changed.clear()
         digest = session.monitor.digest
         relations = {m.relation_id: m for m in session.relations if _may_lack_rows(m)}
         try:
