@@ -1,6 +1,7 @@
 """The source, the target and the settings that all steps of a copy need."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -213,17 +214,20 @@ async def end_tasks(bookkeeping: Bookkeeping, source_id: int, running: Iterable[
     """
     spared = [task_name(source_id, number) for number in running]
     prefix = task_name(source_id, None)
-    try:
-        async with asyncio.timeout(TERMINATE_SECONDS):
-            while True:
-                async with bookkeeping.connection() as target:
-                    if not await target.fetch_value(_END_TASKS_SQL, prefix, spared):
-                        return
-                await asyncio.sleep(0.1)
-    except TimeoutError as exc:
-        raise TargetContentionError(
-            f"the target has not ended the sessions of a former copy within {TERMINATE_SECONDS:g} s"
-        ) from exc
+    ends_at: float | None = None
+    while True:
+        async with bookkeeping.connection() as target:
+            if not await target.fetch_value(_END_TASKS_SQL, prefix, spared):
+                return
+        # The limit begins here, because many starting sources may use the connection first.
+        now = time.monotonic()
+        ends_at = now + TERMINATE_SECONDS if ends_at is None else ends_at
+        if now >= ends_at:
+            raise TargetContentionError(
+                "the target has not ended the sessions of a former copy within"
+                f" {TERMINATE_SECONDS:g} s"
+            )
+        await asyncio.sleep(0.1)
 
 
 def task_name(source_id: int, round_number: int | None) -> str:
