@@ -156,9 +156,9 @@ async def test_a_look_of_the_guard_is_one_statement(source: Database) -> None:
         statements: list[str] = []
         execute = plain.execute
 
-        async def counting(sql: Any, *parameters: Any) -> Any:
+        async def counting(sql: Any, *parameters: Any, **options: Any) -> Any:
             statements.append(sql)
-            return await execute(sql, *parameters)
+            return await execute(sql, *parameters, **options)
 
         plain.execute = counting  # type: ignore[assignment, method-assign]
         after = await read_guard_facts(plain, mapped, names, plain.info.server_version)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import psycopg
 
 from streamer.mapping.rules import SourceMapping
+from streamer.postgres.credentials import password_generation
 from streamer.postgres.secret import Secret
 from streamer.source.connection import Connection, connect, translating
 from streamer.source.server.wait_limits import set_lock_timeout
@@ -25,10 +26,15 @@ class _Idle:
     connection: Connection
     closes_at: float
     """The time at which the pool closes the connection, on the clock of `time.monotonic`."""
+    password_generation: int
 
-    def is_usable(self) -> bool:
-        """Whether the connection has time left, and the server has not ended the connection."""
+    def is_usable(self, source: SourceMapping) -> bool:
+        """Whether the connection has time left and the present password of *source*, and the server
+        has not ended the connection.
+        """
         if self.connection.closed or time.monotonic() >= self.closes_at:
+            return False
+        if self.password_generation != password_generation(source.url):
             return False
         poll = select.poll()
         poll.register(self.connection.fileno(), select.POLLIN)
@@ -66,11 +72,13 @@ class IdleConnections:
         Raises the errors of `connect`, and translates errors inside the block.
         """
         entry = self._idle.pop(source.url, None)
-        if entry is not None and not entry.is_usable():
+        if entry is not None and not entry.is_usable(source):
             await entry.connection.close()
             entry = None
         if entry is None:
-            entry = _Idle(await connect(source), time.monotonic() + self._seconds)
+            generation = password_generation(source.url)
+            connection = await connect(source)
+            entry = _Idle(connection, time.monotonic() + self._seconds, generation)
         try:
             with translating(source.label):
                 yield entry.connection
