@@ -105,12 +105,10 @@ async def test_many_sources_share_four_sessions_and_few_sources_share_one(
         few = {await used() for _ in range(SINGLE_SESSION_SOURCES)}
         assert len(few) == 1
         assert len({await used() for _ in range(20)} | few) == BOOKKEEPING_MAX
-        holding = bookkeeping.under(await acquire(holder, "0"))
-        async with (
-            holding.connection(),
-            bookkeeping.under(await acquire(holder, "60")).connection(),
-        ):
-            pass  # no source waits for a source with another session
+        first, later = [bookkeeping.under(await acquire(holder, sid)) for sid in ("0", "60")]
+        # No source waits for a source with another session.
+        async with first.connection() as session, later.connection() as second:
+            assert session.backend_pid != second.backend_pid
     finally:
         await bookkeeping.close()
         await holder.close()
