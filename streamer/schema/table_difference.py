@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from streamer.mapping.relation_names import RelationName, RelationPattern
-from streamer.mapping.rule_options import TableType
+from streamer.mapping.rule_options import OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import quote_identifier
@@ -118,13 +118,15 @@ def _columns(
     at_target = {column.name: column for column in target.columns}
     # Several sources, and versions of removed rows, need a table that accepts nulls.
     is_alone = place.is_alone
+    may_lack = place.mapping.rule.on_column_added is OnColumnAdded.IGNORE
     for column in source.columns:
         name = place.mapping.own_column(column.name, at_target)
         if name is None or place.mapping.hash_of(name) is not None:
             continue
         actual = at_target.get(name)
         if actual is None:
-            yield DefinitionDifference("column", name, type_clause(column), None)
+            if not may_lack or column.name in _primary_columns(source):
+                yield DefinitionDifference("column", name, type_clause(column), None)
             continue
         texts = _computed(column, source, place), _computed(actual, target, as_it_is(target.name))
         takes_more = is_shared and _is_longer(actual, column)

@@ -115,6 +115,27 @@ async def test_differences_are_listed_as_far_as_create_asks_for_them(
     assert len(await differences(path, source, target)) == 5
 
 
+async def test_a_column_that_the_rule_ignores_is_no_difference_unless_the_key_has_it(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute("""
+        create table p (id int primary key);
+        create table t (id int, part int, note text check (note <> ''), primary key (id, part));
+        create index noted on t (note);
+    """)
+    target.execute("create table p (id int primary key); create table t (id int primary key)")
+    path = tmp_path / "config.yaml"
+
+    async def missing(rule: str) -> list[str]:
+        write_config(path, source, target, f"p:\nt: {{{rule}}}", group="create: all")
+        return [
+            line.partition(" is missing")[0] for line in await differences(path, source, target)
+        ]
+
+    assert await missing("on_column_added: stop") == ['column "part"', 'column "note"']
+    assert await missing("on_column_added: ignore") == ['column "part"']
+
+
 async def test_partitions_are_compared_where_the_rule_asks_for_them(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
