@@ -241,6 +241,16 @@ CASES: Final = (
         per_transaction=5,
     ),
     Case(
+        "single",
+        "one update a transaction",
+        schema=ITEMS,
+        fill=FILL_ITEMS,
+        procedure=_procedure(f"update items set {_CHANGE} where id = any ({_spread(1)});"),
+        workload=_CALL,
+        touch=_TOUCH,
+        per_transaction=1,
+    ),
+    Case(
         "hot",
         "1,000 hot rows",
         schema=ITEMS,
