@@ -257,7 +257,7 @@ IMPURE = {
     *("psycopg", "asyncpg", "aiosqlite", "pyspark"),
 }
 DRIVERS = {
-    "asyncpg": {"target.connection"},
+    "asyncpg": {"target.connection", "target.driver_errors"},
     "pyspark": {
         *("copy.spark.job", "copy.spark.start", "copy.spark.spark_worker"),
         *("compare.parquet_report", "compare.spark_program"),

@@ -1,13 +1,11 @@
-"""Connections to the target: a typed interface to asyncpg, and the translation of its errors.
+"""Connections to the target: a typed interface to asyncpg.
 
-Only this module imports asyncpg.
+Only this module and `streamer.target.driver_errors` import asyncpg.
 """
 
 import asyncio
 import contextlib
-import re
 import socket
-import ssl
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -28,24 +26,17 @@ import structlog
 from asyncpg import connect_utils
 
 from streamer.errors.error_classes import (
-    ConflictError,
     SettingsError,
     StreamerError,
     TargetConnectionError,
-    TargetContentionError,
     TargetError,
-    TargetFencedError,
     TargetMovedError,
     TargetPasswordError,
-    TargetPrivilegeError,
     TargetRejectedError,
-    TargetSchemaError,
-    TextEncodingError,
-    ValueConversionError,
 )
 from streamer.postgres import pooler, replication_origin, session_settings
-from streamer.postgres.connect_failures import connect_hint, first_line
-from streamer.postgres.conninfo import TLS_HINT, parse_conninfo, several_hosts
+from streamer.postgres.connect_failures import first_line
+from streamer.postgres.conninfo import parse_conninfo, several_hosts
 from streamer.postgres.credentials import (
     current_password,
     forget_password,
@@ -55,20 +46,11 @@ from streamer.postgres.credentials import (
 )
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_qualified
-from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.secret import Secret
-from streamer.postgres.server_limits import limit_hint
 from streamer.postgres.session_refusals import SessionLogin
-from streamer.postgres.sqlstate import (
-    CONFLICT_KINDS,
-    DEPENDANTS_HINT,
-    PRIVILEGE_HINT,
-    Meaning,
-    dependants_of,
-    meaning,
-)
 from streamer.target import url_parameters
 from streamer.target.array_types import OWN_ARRAYS, own_array
+from streamer.target.driver_errors import DRIVER_ERRORS, translate, translating
 from streamer.target.failed_logins import failed_login
 from streamer.target.fencing_token import FENCE_SQL, TOKEN_SQL, FencingToken
 from streamer.target.silent_server import Activity, SilenceMonitor, Unreachable, activity_sql
@@ -77,12 +59,6 @@ from streamer.target.whole_message import WholeMessage, copy_data
 log = structlog.get_logger()
 
 CONNECT_SECONDS: Final = 10.0
-FENCED_STATE: Final = "STR01"
-"""SQLSTATE of ``streamer.set_progress``: the stored progress differs from the expected progress.
-The error's detail lists the ids of the affected relations.
-"""
-CHANGED_STATE: Final = "STR02"
-"""SQLSTATE of ``streamer.require_facts``: the table differs from the planned table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,94 +100,6 @@ class TargetAddress:
         return cls(first, url, timeout, sockets, further_dsns=tuple(further), needs=needs)
 
 
-def translate(error: BaseException) -> StreamerError:
-    """Translate a driver error of the target."""
-    translated = _translate(error)
-    translated.change_number = _change_number(error)
-    # A block of PL/pgSQL has empty texts for an error without column or constraint.
-    translated.column = getattr(error, "column_name", None) or None
-    translated.constraint = getattr(error, "constraint_name", None) or None
-    # streamer's block for exact order reports the key of the change as the hint. No hint of a
-    # server has this form.
-    hint = getattr(error, "hint", None)
-    translated.key = hint if hint is not None and hint.startswith("Key (") else None
-    staged = _COPY_COLUMN.search(getattr(error, "context", None) or "")
-    translated.staged_column = int(staged[1]) if staged else None
-    return translated
-
-
-_COPY_LINE: Final = re.compile(r"^COPY streamer_stage_\d+(?:_p\d+)?, line (\d+)", re.MULTILINE)
-_COPY_COLUMN: Final = re.compile(
-    r"^COPY streamer_stage_\d+(?:_p\d+)?, line \d+, column c_(\d+)", re.MULTILINE
-)
-
-
-def _change_number(error: BaseException) -> int | None:
-    """Return the number of the staged row in an error of streamer's block for exact order, or of
-    COPY.
-    """
-    sequence = getattr(error, "data_type_name", None)
-    if sequence and sequence.isdigit():
-        return int(sequence)
-    line = _COPY_LINE.search(getattr(error, "context", None) or "")
-    return int(line[1]) - 1 if line else None
-
-
-def _translate(error: BaseException) -> StreamerError:
-    state = getattr(error, "sqlstate", None)
-    if not isinstance(error, asyncpg.PostgresError) or state is None:
-        # asyncpg reports an internal error when a concurrent operation lost the connection.
-        if isinstance(
-            error, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError
-        ):
-            message = first_line(error)
-            hint = connect_hint(message)
-            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-                hint = hint or TLS_HINT
-            return TargetConnectionError(f"target: {message}", hint=hint)
-        return TargetError(f"target: {first_line(error)}")
-    if state == FENCED_STATE:
-        ids = (getattr(error, "detail", None) or "").split(",")
-        return TargetFencedError(f"target: {first_line(error)}", relations=list(map(int, ids)))
-    if pooler.is_lost_statement(state, first_line(error)):
-        return TargetRejectedError(f"target: {pooler.POOLED}", hint=pooler.HINT)
-    # The server's own error for a prepared statement whose result types have changed.
-    if state == CHANGED_STATE or isinstance(error, asyncpg.InvalidCachedStatementError):
-        return TargetSchemaError(f"target: {first_line(error)}")
-    context = getattr(error, "context", None)
-    dependants = dependants_of(state, getattr(error, "detail", None))
-    text = first_line(error) + (f" ({dependants})" if dependants else "")
-    message = f"target: {quote_unrecognized(text, state, context)}"
-    match meaning(state, getattr(error, "severity_en", None), first_line(error)):
-        case Meaning.LOST:
-            return TargetConnectionError(message)
-        case Meaning.BUSY:
-            hint = limit_hint(f"{message} {getattr(error, 'hint', None) or ''}")
-            return TargetContentionError(message, hint=hint)
-        case Meaning.REJECTED if state == "42501":
-            return TargetPrivilegeError(message, hint=PRIVILEGE_HINT)
-        case Meaning.REJECTED:
-            return TargetRejectedError(message)
-        case Meaning.CONFLICT:
-            return _conflict(error, state, message)
-        case Meaning.VALUE if state == "22021":  # character_not_in_repertoire
-            return TextEncodingError(message)
-        case Meaning.VALUE:
-            return ValueConversionError(message)
-        case Meaning.SCHEMA:
-            return TargetSchemaError(message, hint=dependants and DEPENDANTS_HINT)
-        case Meaning.OTHER:
-            return TargetError(message, hint=dependants and DEPENDANTS_HINT)
-
-
-def _conflict(error: asyncpg.PostgresError, state: str, message: str) -> ConflictError:
-    detail = getattr(error, "detail", None)
-    # "Key (id)=(5) already exists." names the row in question; other details show whole rows.
-    if detail and detail.startswith("Key ("):
-        message = f"{message}: {detail.rstrip('.')}"
-    return ConflictError(message, kind=CONFLICT_KINDS.get(state, "constraint"))
-
-
 class _TLSUpgrade(connect_utils.TLSUpgradeProto):  # type: ignore[misc]
     """asyncpg's TLS request, whose answer no task needs to await.
 
@@ -227,30 +115,13 @@ class _TLSUpgrade(connect_utils.TLSUpgradeProto):  # type: ignore[misc]
 
 connect_utils.TLSUpgradeProto = _TLSUpgrade
 
-_DRIVER_ERRORS: Final = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    OSError,
-    TimeoutError,
-)
-
-
-@contextmanager
-def translating() -> Iterator[None]:
-    """Translate every driver error raised inside."""
-    try:
-        yield
-    except _DRIVER_ERRORS as exc:
-        raise translate(exc) from exc
-
 
 @contextmanager
 def _translating_login(address: TargetAddress) -> Iterator[None]:
     """Translate the driver error of a failed connection attempt, with the remedy."""
     try:
         yield
-    except _DRIVER_ERRORS as exc:
+    except DRIVER_ERRORS as exc:
         login = SessionLogin("target", address.url, "target.url", address.needs)
         state = getattr(exc, "sqlstate", None)
         raise failed_login(translate(exc), first_line(exc), state, login) from exc
@@ -627,7 +498,7 @@ class TargetConnection:
         try:
             async with asyncio.timeout(seconds):
                 await self._connection.close()
-        except (*_DRIVER_ERRORS, StreamerError):
+        except (*DRIVER_ERRORS, StreamerError):
             self._connection.terminate()
 
 
@@ -705,7 +576,7 @@ async def _connect_to_any(
                 server_settings=server_settings,
                 connection_class=_DriverConnection,
             )
-        except _DRIVER_ERRORS as exc:
+        except DRIVER_ERRORS as exc:
             if isinstance(translate(exc), TargetRejectedError):
                 refused = refused or exc
             else:
@@ -743,7 +614,7 @@ async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
                 raw.terminate()
     except (TimeoutError, OSError, TargetPasswordError) as exc:
         raise Unreachable("target: no server answers") from exc
-    except _DRIVER_ERRORS as exc:
+    except DRIVER_ERRORS as exc:
         raise translate(exc) from exc
     return None if row is None else Activity(**row)
 

@@ -5,7 +5,7 @@ import psycopg
 import pytest
 
 from streamer.source.connection import translate as translate_source
-from streamer.target.connection import translate as translate_target
+from streamer.target.driver_errors import translate as translate_target
 from tests.support.postgres import Database
 
 SORT = "select count(*) from (select g from generate_series(1, 500000) g order by -g) s"

@@ -11,7 +11,8 @@ from streamer.postgres.connect_failures import POOLER_HINT, connect_hint
 from streamer.postgres.pooler import POOLED
 from streamer.postgres.secret import Secret
 from streamer.source.connection import connect
-from streamer.target.connection import TargetAddress, TargetConnection, translate
+from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.driver_errors import translate
 from tests.support.pooler import pooler
 from tests.support.postgres import Database
 from tests.unit.build import source_mapping

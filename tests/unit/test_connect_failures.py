@@ -15,7 +15,7 @@ from streamer.errors.error_classes import (
 from streamer.postgres.connect_failures import PRIMARY_HINT, STANDBY_HINT
 from streamer.postgres.conninfo import TLS_HINT, probe_command
 from streamer.source import connection as source_connection
-from streamer.target import connection as target_connection
+from streamer.target import driver_errors
 
 AT = 'connection to server at "10.0.0.1", port 5432 failed: '
 REFUSED = AT + "Connection refused"
@@ -71,7 +71,7 @@ def test_the_hint_for_a_source_is_about_the_hosts_that_answered(
     ],
 )
 def test_the_hint_for_the_target_is_about_the_cause(raised: Exception, hint: str | None) -> None:
-    error = target_connection.translate(raised)
+    error = driver_errors.translate(raised)
     assert isinstance(error, TargetConnectionError)
     assert error.hint == hint
 
@@ -96,7 +96,7 @@ def test_a_server_that_closes_a_connection_has_one_message() -> None:
         asyncpg.InternalClientError("unexpected connection_lost() call"),
         asyncpg.InterfaceError("connection was closed in the middle of operation"),
     ):
-        translated = target_connection.translate(error)
+        translated = driver_errors.translate(error)
         assert isinstance(translated, TargetConnectionError)
         assert translated.message == "target: server closed the connection unexpectedly"
 

@@ -10,7 +10,7 @@ from streamer.copy.parts import part_copier
 from streamer.errors.error_classes import Retry, TargetContentionError
 from streamer.postgres import sqlstate
 from streamer.source import connection
-from streamer.target import connection as target
+from streamer.target import driver_errors as target
 
 TRANSIENT = ["08006", "25006", "40001", "40P01", "53100", "53300", "55006", "55P03"]
 TRANSIENT += ["57014", "57P01", "58030"]

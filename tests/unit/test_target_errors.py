@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from streamer.errors.error_classes import TargetContentionError, TargetPrivilegeError
 from streamer.errors.remedies import Remedy
-from streamer.target.connection import translate
+from streamer.target.driver_errors import translate
 from streamer.target.missing_grants import advise_grants
 
 
