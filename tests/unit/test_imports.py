@@ -48,7 +48,7 @@ def test_the_program_describes_itself_without_its_libraries(option: str) -> None
     assert len(own(names)) <= 32
 
 
-@pytest.mark.parametrize(("command", "most"), [("status", 162), ("wait", 162), ("check", 238)])
+@pytest.mark.parametrize(("command", "most"), [("status", 162), ("wait", 162), ("check", 239)])
 def test_a_command_about_sources_imports_neither_the_stream_nor_the_page(
     command: str, most: int, tmp_path: Path
 ) -> None:

@@ -11,16 +11,15 @@ from streamer.errors.error_classes import SourceRejectedError, StreamerError, Un
 from streamer.mapping.relation_names import RelationName, parse_name
 from streamer.mapping.rule_options import OnTableDropped, TableType
 from streamer.mapping.rules import RelationMapping
-from streamer.runtime.guards.reconcile import (
+from streamer.runtime.guards.publication_plan import (
     Case,
     Fate,
     LastPublished,
     MappedTable,
     PublicationPlan,
     SourceState,
-    conclude,
-    reconcile,
 )
+from streamer.runtime.guards.reconcile import conclude, reconcile
 from streamer.source.capture.ddl_capture import message_table
 from streamer.source.copy_grants import RoleRights
 from streamer.source.replica_identity import RelationIdentity, TableIdentity

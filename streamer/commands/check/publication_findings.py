@@ -25,14 +25,16 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.report.problems import Severity
-from streamer.runtime.guards.publications import last_published
-from streamer.runtime.guards.reconcile import (
+from streamer.runtime.guards.publication_plan import (
     Case,
     Fate,
     MappedTable,
-    MembersByFingerprint,
     PublicationPlan,
     SourceState,
+)
+from streamer.runtime.guards.publications import last_published
+from streamer.runtime.guards.reconcile import (
+    MembersByFingerprint,
     find_faults,
     foresee,
     members_by_fingerprint,

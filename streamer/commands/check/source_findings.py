@@ -47,7 +47,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.postgres.supported_versions import MAJOR_TESTED
 from streamer.report.problems import Severity
-from streamer.runtime.guards.reconcile import PublicationPlan
+from streamer.runtime.guards.publication_plan import PublicationPlan
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history, find_unready
 from streamer.source.connection import names_several_hosts
 from streamer.source.copy_grants import usage_sql

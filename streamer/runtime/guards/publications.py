@@ -19,13 +19,15 @@ from streamer.control.table_state import Need
 from streamer.errors.error_classes import IdentityLostError, SourceContentionError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceMapping
-from streamer.runtime.guards.reconcile import (
+from streamer.runtime.guards.publication_plan import (
     Case,
     Fate,
     LastPublished,
     MappedTable,
     PublicationPlan,
     SourceState,
+)
+from streamer.runtime.guards.reconcile import (
     conclude,
     members_by_fingerprint,
     oid_of,

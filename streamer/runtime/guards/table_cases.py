@@ -24,8 +24,9 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rename_targets import Following, Obstacle, Renamed, rename_error
 from streamer.mapping.rule_options import OnTableDropped
 from streamer.runtime.guards.follow_renames import judge_renames
+from streamer.runtime.guards.publication_plan import Case, Fate
 from streamer.runtime.guards.publications import Publishing, Reconciled
-from streamer.runtime.guards.reconcile import Case, Fate, stop_replaced
+from streamer.runtime.guards.reconcile import stop_replaced
 from streamer.runtime.services import Services
 from streamer.runtime.tables.table_events import TableEvents
 from streamer.runtime.tables.table_obstacles import Obstacles
