@@ -45,7 +45,11 @@ from streamer.source.catalog import read_relations
 from streamer.source.connection import Connection
 from streamer.source.guarded_identities import read_identities
 from streamer.source.tables.attached_partitions import Leaf, had_rows, read_leaves
-from streamer.source.tables.rewritten_tables import is_rewritten, read_stored_tables
+from streamer.source.tables.rewritten_tables import (
+    former_storage,
+    is_rewritten,
+    read_stored_tables,
+)
 from streamer.target.catalog import read_relation as read_target
 from streamer.util.failpoints import failpoint
 
@@ -285,12 +289,11 @@ async def _find_rewrite_gaps(
     changes: dict[int, StorageChange] = {}
     for name, tables in (await read_stored_tables(plain, by_name)).items():
         mapped = by_name[name]
-        # `initial: none` copies no row, so record the present storage.
         stored_storage = stored.get(mapped.relation_id)
         present = {}
         cast: list[str] | None = None
         for table in tables:
-            former = (stored_storage or {}).get(table.oid, table.storage)
+            former = former_storage(table, tables, stored_storage)
             was_rewritten = await is_rewritten(plain, table, former, captures=captures)
             if was_rewritten is None:
                 result.is_certain = False

@@ -66,6 +66,19 @@ async def knows_storage(streamer: Streamer, source: Database, target: Database, 
     await streamer.eventually(is_known, 60)
 
 
+async def knows_partitions(streamer: Streamer, source: Database, target: Database) -> None:
+    """Wait until a search has seen all partitions."""
+
+    async def is_known() -> bool:
+        oids = source.execute(
+            "select inhrelid::int8 from pg_inherits where inhparent = 'parts'::regclass"
+        )
+        sql = "select k::int8 from streamer.relation, jsonb_object_keys(storage) k"
+        return sorted(oids) == sorted(target.execute(sql))
+
+    await streamer.eventually(is_known, 60)
+
+
 async def follow_the_remedy(streamer: Streamer, target: Database, table: str) -> None:
     """Run the command of the runbook, with which the message ends."""
     names = {"orders": f"public.{table}"}
@@ -136,6 +149,56 @@ async def test_a_table_that_was_unlogged_for_a_while_reports_a_gap(
             await told(streamer, target, table)
             await follow_the_remedy(streamer, target, table)
             assert_same(source, target, table)
+
+
+LOAD = "insert into parts select g, g from generate_series(1001, 1300) g"
+
+
+@pytest.mark.parametrize("ddl", ["off", "capture"])
+@pytest.mark.parametrize(
+    ("persistence", "alter", "has_gap"),
+    [
+        ("unlogged", "alter table late set logged", True),
+        ("", "alter table parts alter n type int using -n", True),
+        ("", "alter table parts alter n type bigint", False),
+        ("", "vacuum full late", False),
+    ],
+)
+async def test_a_rewrite_of_a_new_partition_reports_a_gap(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    persistence: str,
+    alter: str,
+    has_gap: bool,
+    ddl: str,
+) -> None:
+    # GIVEN a partition that a session creates, fills and rewrites between two searches
+    source.execute(TABLES["parts"])
+    async with stream("parts:", group=f"ddl: {ddl}") as streamer:
+        await streamer.caught_up(60)
+    bounds = "partition of parts for values from (1000) to (2000)"
+    for statement in (f"create {persistence} table late {bounds}", LOAD, alter):
+        source.execute(statement)
+    source.execute("insert into parts (id, n) values (1900, 1)")  # the stream sends this row
+
+    # WHEN streamer searches again
+    async with stream("parts:", group=f"ddl: {ddl}") as streamer:
+        await knows_partitions(streamer, source, target)
+
+        # THEN the status shows the gap, and the remedy fills the gap
+        if has_gap and (persistence or ddl == "off"):
+            await told(streamer, target, "parts")
+            await follow_the_remedy(streamer, target, "parts")
+        await streamer.caught_up(60)
+
+        async def is_equal() -> bool:
+            rows = "select id, n, v from parts order by id"
+            return source.execute(rows) == target.execute(rows)
+
+        await streamer.eventually(is_equal, 60)
+        assert target.value(ERROR.format("parts")) is None
 
 
 async def test_a_rewrite_that_the_stream_shows_or_that_changes_no_row_reports_no_gap(

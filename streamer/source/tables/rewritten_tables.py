@@ -16,7 +16,7 @@ different type may change values, see `Storage.has_other_columns`.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -30,6 +30,7 @@ from streamer.source.connection import Connection, fetch_all
 PAGES_MAX: Final = 16
 """The number of pages to check."""
 _LOST: Final = 0
+_UNKNOWN: Final = 0
 
 STORAGE_SQL: Final = """
 pg_catalog.jsonb_build_array(c.reltoastrelid::int8, c.relfilenode::int8, (
@@ -86,6 +87,11 @@ class StoredTable:
     name: RelationName
     storage: Storage
     may_read: bool
+
+    @property
+    def created(self) -> Storage:
+        """The storage that CREATE TABLE gave the table: the name of the first file is the OID."""
+        return Storage(_UNKNOWN, self.oid, self.storage.columns)
 
 
 _TABLES_SQL: Final = f"""
@@ -153,6 +159,26 @@ async def read_stored_tables(
             )
         )
     return tables
+
+
+def former_storage(
+    table: StoredTable, tables: Iterable[StoredTable], stored: Mapping[int, Storage] | None
+) -> Storage:
+    """Return the storage of *table*, one of the *tables* of a relation, at the last check. Pure.
+
+    *stored*: the storage of the relation's tables by OID. ``None`` if a copy with `initial: none`
+    copied no row, so the present storage counts.
+    """
+    if stored is None:
+        return table.storage
+    if table.oid in stored:
+        return stored[table.oid]
+    # A session created the partition since the last check. If the relation has new types, these
+    # explain the rewrite.
+    siblings = (other for other in tables if other.oid in stored)
+    if any(other.storage.has_other_columns(stored[other.oid]) for other in siblings):
+        return replace(table.created, columns=None)
+    return table.created
 
 
 async def is_rewritten(
