@@ -30,6 +30,7 @@ from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.source.capture.ddl_capture import read_capture, send_baseline
 from streamer.source.connection import Connection, fetch_one, plan_once, translating
 from streamer.source.server.primary_of_standby import writable
+from streamer.source.server.timeline import check_same_server_by_query
 from streamer.source.synchronous_commit import LISTED_SQL
 from streamer.util.waiting import wait_for_event
 
@@ -55,6 +56,7 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
     async with services.sources.connection(source) as plain:  # of the start, whose caches are warm
         await plain.execute(_LOCK_TIMEOUT_SQL)
         await plan_once(plain)
+        await check_same_server_by_query(plain, session.server)  # the guard watches this server
         async with asyncio.TaskGroup() as group:
             for name, run in (
                 ("heartbeat", beats),
