@@ -13,7 +13,7 @@ from streamer.postgres.quoting import quote_columns, quote_identifier, quote_lit
 from streamer.schema.target_relation import TargetRelation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from streamer.schema.source_definition import DefinedColumn
 
@@ -108,7 +108,17 @@ def copy_source(copy_input: CopyInput, source_version: int, target_version: int)
         columns=quote_columns(column.name for column in copy_input.columns),
         names=tuple(selection.names),
         hashes=tuple(hashes),
+        expressions=tuple(_settings(copy_input, conditions)),
     )
+
+
+def _settings(copy_input: CopyInput, conditions: "Sequence[str]") -> "Iterator[str]":
+    """Yield the settings whose expressions are in the query; *conditions*: those of the rows."""
+    rule = copy_input.mapping.rule
+    for name, condition in (("`filter`", rule.filter), ("`copy_where`", rule.copy_where)):
+        if condition is not None and condition.text in conditions:
+            yield name
+    yield from (f"`set` of {name}" for name, _ in rule.set if copy_input.includes(name))
 
 
 def _add_columns(selection: _Selection, copy_input: CopyInput) -> None:

@@ -117,3 +117,27 @@ async def test_a_change_of_such_a_row_without_its_large_values_stops_the_table(
     await shared.caught_up()
     facts = "select id, v, length(big) from t order by 1"
     assert target.execute(facts) == source.execute(facts)
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    {
+        't: {copy_where: "v::int > 0"}': "`copy_where`",
+        't: {filter: "v::int > 0"}': "`filter`",
+        't: {set: {n: "v::int"}}': "`set` of n",
+        't: {filter: "id > 0", copy_where: "100 / (id - 1) > 0"}': "`filter` or `copy_where`",
+    }.items(),
+    ids=["copy_where", "filter", "set", "both"],
+)
+@streams("<rule>", source=ROWS)
+async def test_the_error_of_an_expression_that_fails_for_a_row_names_the_setting(
+    shared: Shared, rule: str, named: str
+) -> None:
+    await shared.table_state("t", "error")
+    error = str((await shared.table("t"))["error"])
+    assert f"at the source, {named} fails for a row: correct the expression or the row" in error
+    assert "run: streamer resume" in error
+    shared.source.execute("delete from t where id = 1; update t set v = id")
+    await shared.ask("resume")
+    await shared.caught_up()
+    assert shared.target.execute("select id from t order by 1") == [(n,) for n in range(2, 11)]

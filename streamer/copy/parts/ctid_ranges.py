@@ -72,6 +72,8 @@ class CopyPart:
     named: tuple[str, int] = ("", 0)
     hashes: tuple[tuple[int, str], ...] = ()
     """Fields whose values the task hashes, with the check of each field's key."""
+    expressions: tuple[str, ...] = ()
+    """The settings with an expression that the source evaluates for each row."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -97,6 +99,8 @@ class CopySource:
     """The columns of the target that the copy writes."""
     hashes: tuple[tuple[int, str], ...] = ()
     """Fields of `names` that the copy hashes, with the check of each field's key."""
+    expressions: tuple[str, ...] = ()
+    """The settings with an expression in the query, for the error of a row."""
 
 
 def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
@@ -142,6 +146,7 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
                     locate=f"select ctid, {rows}" if source.select_list else "",
                     named=heap.named,
                     hashes=source.hashes,
+                    expressions=source.expressions,
                 )
             )
     return parts

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -262,6 +262,14 @@ def _key_of(error: Exception) -> str:
     return f": {detail.rstrip('.')}" if detail.startswith("Key (") else ""
 
 
+def _add_settings(error: Exception, expressions: Sequence[str]) -> None:
+    """Name the settings whose expressions may have failed at the source: its message names none."""
+    *others, last = expressions or ("",)
+    if last:
+        named = f"{', '.join(others)} or {last}" if others else last
+        error.add_note(f"at the source, {named} fails for a row: correct the expression or the row")
+
+
 def _record_error(part: dict[str, Any], ends: CopyEnds, failure: dict[str, Any]) -> None:
     """Report a failed copy to the round at once, because the job returns its result late."""
     source_and_token = ends.fence[1], ends.fence[3]
@@ -396,7 +404,9 @@ class PartCopier:
                 _start(source, part["copy_out"], pq.ExecStatus.COPY_OUT)
                 size = self._pump(source, target, hashes)
                 _finish(source)
-        except BaseException:
+        except BaseException as exc:
+            if isinstance(exc, psycopg.DataError) and not isinstance(exc, INVALID_TEXT):
+                _add_settings(exc, part.get("expressions", ()))
             _end_copy(target, b"the source's part failed")
             while _next_result(target) is not None:
                 pass
@@ -616,6 +626,10 @@ begin
     end loop;
 end $streamer$
 """
+INVALID_TEXT: Final = (
+    psycopg.errors.CharacterNotInRepertoire,
+    psycopg.errors.UntranslatableCharacter,
+)
 GONE: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedColumn,
