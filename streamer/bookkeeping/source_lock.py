@@ -35,6 +35,9 @@ ENDING_SECONDS: Final = 0.2
 _UNLOCK_SQL: Final = "select pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
 _LOST: Final = "target: the session that held the source's lock was lost"
 
+_PURGE: Final = "purge "
+"""The first word of the holder of a lock for a purge."""
+
 Result = TypeVar("Result")
 P = ParamSpec("P")
 
@@ -49,6 +52,16 @@ def _alone(
         return await asyncio.shield(self._start(partial(method, self, *args, **kwargs)))
 
     return run
+
+
+def purge_holder(process: str) -> str:
+    """Return the holder of a lock for a purge. *process*: host and pid. Pure."""
+    return f"{_PURGE}{process}"
+
+
+def purging_process(holder: str) -> str | None:
+    """Return host and pid of the process if *holder* is a purge. Pure."""
+    return holder.removeprefix(_PURGE) if holder.startswith(_PURGE) else None
 
 
 class LockSession:

@@ -222,9 +222,10 @@ def purge_tenant(
         typer.echo(f"purged: {outcome.rows_deleted:,} rows in {len(outcome.records)} tables")
         for table in outcome.remaining:
             typer.echo(str(table), err=True)
-        drift_of = command("tenants drift", database=database)
-        kept = f"the target keeps columns that only this tenant had; `{drift_of}` names them"
-        typer.echo(kept, err=True)
+        if outcome.has_columns:
+            drift_of = command("tenants drift", database=database)
+            kept = "the target keeps columns that only removed tenants had"
+            typer.echo(f"{kept}; `{drift_of}` names them", err=True)
 
 
 def purge_line(record: "PurgeRecord") -> str:

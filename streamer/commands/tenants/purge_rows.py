@@ -23,6 +23,7 @@ from streamer.bookkeeping.purges import (
     finish_purge,
     move_purge,
     read_purges,
+    read_remaining_columns,
     read_tables_of_source,
     store_targets,
 )
@@ -34,7 +35,7 @@ from streamer.bookkeeping.relation_records import (
     read_targets,
 )
 from streamer.bookkeeping.requests import PURGE, acting
-from streamer.bookkeeping.source_lock import LockSession
+from streamer.bookkeeping.source_lock import LockSession, purge_holder, purging_process
 from streamer.bookkeeping.sources import holds_lock, remove_source
 from streamer.bookkeeping.unmapped_relations import forget_former_of_sid
 from streamer.errors.command_lines import command
@@ -103,10 +104,12 @@ class RemainingTable:
 
 @dataclass(frozen=True, slots=True)
 class PurgeOutcome:
-    """The record of each purged table, and the tables that may still contain rows."""
+    """The record of each purged table, and the tables that may still contain rows or columns."""
 
     records: list[PurgeRecord]
     remaining: list[RemainingTable]
+    has_columns: bool = False
+    """Whether a target table has a column that only removed sources had."""
 
     @property
     def rows_deleted(self) -> int:
@@ -164,17 +167,14 @@ async def purge(
         )
     bookkeeping = Bookkeeping(address, "streamer purge")
     source = SourceMapping(database, sid, Secret(""), ())
-    locks = LockSession(address, f"{socket.gethostname()}:{os.getpid()}")
+    locks = LockSession(address, purge_holder(f"{socket.gethostname()}:{os.getpid()}"))
     try:
         await require_installed(bookkeeping)
         await _check_known(bookkeeping, database, sid)
         async with bookkeeping.connection() as connection:
             await _refuse_mapped(connection, database, sid)
         if not isinstance(fence := await locks.acquire(source), FencingToken):
-            raise MappingError(
-                f'source "{label}" is streaming: {fence} runs it',
-                hint="remove it from the mapping of that process first",
-            )
+            raise _held_error(label, fence)
         async with (
             acting(bookkeeping, actor, PURGE, label),
             target_connection(address, "streamer purge") as target,
@@ -185,10 +185,25 @@ async def purge(
             records = await _read_purges(bookkeeping, database, sid)
             async with _under(fence, target):
                 await remove_source(target, fence.source_id)
-        return PurgeOutcome(records, remaining)
+            columns = await read_remaining_columns(target)
+            purged = {record.target for record in records}
+        return PurgeOutcome(records, remaining, any(c.target in purged for c in columns))
     finally:
         await locks.close()
         await bookkeeping.close()
+
+
+def _held_error(label: str, holder: str) -> MappingError:
+    """Return the error of a purge whose source is locked by *holder*. Pure."""
+    if (purging := purging_process(holder)) is not None:
+        return MappingError(
+            f'another purge of "{label}" runs: {purging}',
+            hint=f"wait for its end; `{command('tenants list')}` shows the progress",
+        )
+    return MappingError(
+        f'source "{label}" is streaming: {holder} runs it',
+        hint="remove it from the mapping of that process first",
+    )
 
 
 async def find_remaining(address: TargetAddress, database: str, sid: str) -> list[RemainingTable]:

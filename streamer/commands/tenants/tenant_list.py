@@ -28,8 +28,8 @@ class Tenant:
     """A tenant in ``tenants list --json``.
 
     ``state``: the state of the source, or `REMOVED` or `PURGING`. ``purge``: the tables with rows
-    of a removed tenant. ``source``: the source whose rules give the tables this sid; None for a
-    tenant that is a source itself.
+    of a removed tenant. ``rows_purged`` also counts the finished tables. ``source``: the source
+    whose rules give the tables this sid; None for a tenant that is a source itself.
     """
 
     database: str
@@ -43,20 +43,14 @@ class Tenant:
     purge: list[PurgeRecord] = field(default_factory=list)
     source: str | None = None
     source_sid: str | None = None
+    rows_purged: int = 0
 
     @property
     def label(self) -> str:
         return SourceLabel(self.database, self.sid)
 
-    @property
-    def rows_purged(self) -> int:
-        return sum(record.rows_deleted for record in self.purge)
-
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "purge": [record.to_json() for record in self.purge],
-            "rows_purged": self.rows_purged,
-        }
+        return asdict(self) | {"purge": [record.to_json() for record in self.purge]}
 
 
 async def read_tenants(
@@ -139,6 +133,9 @@ def _remaining(
             tenant.purge.append(purge)
             if purge.has_begun:
                 tenant.state = PURGING
+    for purge in purges:
+        if (tenant_of := removed.get(SourceLabel(purge.database, purge.sid))) is not None:
+            tenant_of.rows_purged += purge.rows_deleted
     return [tenant for label, tenant in removed.items() if label not in mapped]
 
 

@@ -25,6 +25,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.lanes.lane import until_idle
+from streamer.bookkeeping.source_lock import purging_process
 from streamer.bookkeeping.sources import set_source_state
 from streamer.errors.error_classes import (
     DefectError,
@@ -515,6 +516,8 @@ def _held_by(holder: str) -> str:
     """Return the reason why this process waits: *holder*, host and pid of a process, has the lock
     of the source.
     """
+    if (purging := purging_process(holder)) is not None:
+        return f"a purge by process {purging} deletes rows of this source; this process waits"
     host, _, pid = holder.rpartition(":")
     if not pid.isdecimal():
         return f"process {holder} runs this source; this process waits to take over"

@@ -1,0 +1,94 @@
+"""What commands say beside a purge and after a purge."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from streamer.commands.tenants.purge_rows import purge
+from streamer.commands.tenants.tenant_list import read_tenants, remark_of
+from streamer.errors.error_classes import MappingError
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database
+from tests.support.process import command
+from tests.support.streamer import Streamer
+
+pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+
+CONFIG = """
+target: {{url: "{target}"}}
+http: {{listen: ""}}
+spool: {{directory: {spool}}}
+sources:
+- database: shop
+  urls: [{{url: "{source}", sid: {sid}}}]
+  tables: {{a: , b: }}
+"""
+ROWS = "create table {0} (id int primary key, v text); insert into {0} select g, 'v' from generate_series(1, 3) g;"
+
+
+def configure(path: Path, source: Database, target: Database, sid: str) -> None:
+    spool = path.parent / "spool"
+    text = CONFIG.format(source=source.url, target=target.url, spool=spool, sid=sid)
+    path.write_text(text)
+
+
+async def test_a_purge_is_told_apart_from_a_process_that_streams_the_source(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute(ROWS.format("a") + ROWS.format("b"))
+    path = tmp_path / "config.yaml"
+    configure(path, source, target, "us")
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        configure(path, source, target, "eu")
+        await streamer.apply()
+        await streamer.caught_up()
+        mapping, address = streamer.mapping, TargetAddress.parse(streamer.settings.target.url)
+        with target.connect() as other:
+            # GIVEN a purge that has finished table a, and waits for a row of table b
+            other.execute("begin; select from b where sid = 'us' for update")
+            purging = asyncio.create_task(purge(address, mapping, "shop", "us", actor="test"))
+
+            async def is_finished() -> bool:
+                return bool(
+                    target.value(
+                        "select count(*) from streamer.purge where finished_at is not null"
+                    )
+                )
+
+            await streamer.eventually(is_finished)
+            # WHEN a second purge begins, THEN the error names the first purge
+            with pytest.raises(MappingError, match='another purge of "shop:us" runs'):
+                await purge(address, mapping, "shop", "us", actor="test")
+            # The list counts the rows of the finished table.
+            (tenant,) = [t for t in await read_tenants(address, mapping) if t.sid == "us"]
+            assert remark_of(tenant).endswith("; 3 rows deleted so far")
+            other.execute("commit")
+        outcome = await purging
+        assert (outcome.rows_deleted, outcome.has_columns) == (6, False)
+    finally:
+        await streamer.stop()
+
+
+async def test_a_purge_mentions_columns_only_if_the_target_keeps_some(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute(ROWS.format("a") + ROWS.format("b"))
+    path = tmp_path / "config.yaml"
+    configure(path, source, target, "us")
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        configure(path, source, target, "eu")
+        await streamer.apply()
+        await streamer.caught_up()
+        arguments = ("tenants", "purge", "shop", "--sid", "us", "--yes")
+        done = await asyncio.to_thread(command, path, *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines()[-1] == "purged: 6 rows in 2 tables"
+    finally:
+        await streamer.stop()
