@@ -30,7 +30,8 @@ from streamer.source.connection import Connection, fetch_all
 PAGES_MAX: Final = 16
 """The number of pages to check."""
 _LOST: Final = 0
-_UNKNOWN: Final = 0
+_FORMER: Final = -1
+"""In place of the unknown OID of a former TOAST table."""
 
 STORAGE_SQL: Final = """
 pg_catalog.jsonb_build_array(c.reltoastrelid::int8, c.relfilenode::int8, (
@@ -87,11 +88,14 @@ class StoredTable:
     name: RelationName
     storage: Storage
     may_read: bool
+    has_first_toast: bool
+    """Whether CREATE TABLE created the TOAST table, or the table has none."""
 
     @property
     def created(self) -> Storage:
         """The storage that CREATE TABLE gave the table: the name of the first file is the OID."""
-        return Storage(_UNKNOWN, self.oid, self.storage.columns)
+        toast = self.storage.toast if self.has_first_toast else _FORMER
+        return Storage(toast, self.oid, self.storage.columns)
 
 
 _TABLES_SQL: Final = f"""
@@ -110,7 +114,11 @@ select t.namespace, t.name, c.oid::int8 as oid, n.nspname as own_namespace, c.re
        {STORAGE_SQL} as storage,
        pg_catalog.has_table_privilege(c.oid, 'select')
          and pg_catalog.has_schema_privilege(n.oid, 'usage')
-         and not pg_catalog.row_security_active(c.oid) as may_read
+         and not pg_catalog.row_security_active(c.oid) as may_read,
+       not exists (select from pg_catalog.pg_attribute a, pg_catalog.pg_attribute u
+                    where a.attrelid = c.oid and a.attnum = -1
+                      and u.attrelid = c.reltoastrelid and u.attnum = -1
+                      and a.xmin <> u.xmin) as has_first_toast
 from tree t
 join pg_catalog.pg_class c on c.oid = t.oid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -156,6 +164,7 @@ async def read_stored_tables(
                 RelationName(row["own_namespace"], row["own_name"]),
                 Storage.of(row["storage"]),
                 row["may_read"],
+                row["has_first_toast"],
             )
         )
     return tables
