@@ -226,3 +226,47 @@ async def test_tenants_share_a_partitioned_target(
             await assert_rows()
         finally:
             await streamer.stop()
+
+
+@pytest.mark.parametrize("rule", ["", "{keys: disjoint}"])
+async def test_a_detachment_that_waits_for_a_reader_counts_as_a_detachment(
+    source: Database, target: Database, stream: MakeStreamer, rule: str
+) -> None:
+    source.execute(
+        "create table t (id int primary key) partition by range (id);"
+        " create table p partition of t for values from (0) to (10);"
+        " create table q partition of t for values from (10) to (20); insert into t values (1), (11)"
+    )
+    error = "select error from streamer.relation"
+
+    async def has_one_leaf() -> bool:
+        return target.value("select cardinality(leaves) from streamer.relation") == 1
+
+    async with stream(f"t: {rule}") as streamer:
+        await streamer.caught_up()
+        with source.connect() as reader:
+            # GIVEN a reader for which DETACH PARTITION CONCURRENTLY waits
+            reader.execute("begin")
+            reader.execute("select from t")
+            detach = "alter table t detach partition q concurrently"
+            waiting = asyncio.create_task(asyncio.to_thread(source.execute, detach))
+            try:
+                # WHEN streamer searches for gaps
+                await streamer.eventually(has_one_leaf)
+            finally:
+                reader.execute("rollback")
+                await waiting
+
+        # THEN the table has no gap
+        source.execute("insert into t values (2)")
+        await streamer.caught_up()
+        assert target.execute("select id from t order by 1") == [(1,), (2,), (11,)]
+        assert target.value(error) is None
+
+        # AND the attachment of the partition is a gap
+        source.execute("alter table t attach partition q for values from (10) to (20)")
+
+        async def is_told() -> bool:
+            return '"public.q" was attached as a partition with rows' in str(target.value(error))
+
+        await streamer.eventually(is_told)

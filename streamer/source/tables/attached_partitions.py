@@ -56,6 +56,11 @@ class Leaf:
         return ",".join(xid for xid, _, _ in self.joins)
 
 
+IS_ATTACHED: Final = "(pg_catalog.to_jsonb(i) ->> 'inhdetachpending') is distinct from 'true'"
+"""Whether row *i* of pg_inherits is in force. DETACH PARTITION CONCURRENTLY ends the publication
+through the root in a first transaction, and deletes the row in a second one.
+"""
+
 # The query reads catalogs, because functions about the tree do not use the transaction's snapshot.
 _LEAVES_SQL: Final = f"""
 with recursive tree as (
@@ -75,7 +80,7 @@ with recursive tree as (
     join pg_catalog.pg_inherits i on i.inhparent = t.oid
     join pg_catalog.pg_class c on c.oid = i.inhrelid
     join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = -1
-    where t.relkind = 'p'
+    where t.relkind = 'p' and {IS_ATTACHED}
 )
 select t.namespace, t.name, t.relkind = 'p' as is_root, t.oid::int8 as oid,
        n.nspname as leaf_namespace, c.relname as leaf_name, t.xids, t.commands, t.attached,

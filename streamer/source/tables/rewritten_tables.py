@@ -26,6 +26,7 @@ from streamer.mapping.relation_names import RelationName
 from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import quote_literal, quote_qualified
 from streamer.source.connection import Connection, fetch_all
+from streamer.source.tables.attached_partitions import IS_ATTACHED
 
 PAGES_MAX: Final = 16
 """The number of pages to check."""
@@ -108,7 +109,7 @@ with recursive tree as (
     from tree t
     join pg_catalog.pg_inherits i on i.inhparent = t.oid
     join pg_catalog.pg_class c on c.oid = i.inhrelid
-    where t.relkind = 'p'
+    where t.relkind = 'p' and {IS_ATTACHED}
 )
 select t.namespace, t.name, c.oid::int8 as oid, n.nspname as own_namespace, c.relname as own_name,
        {STORAGE_SQL} as storage,
