@@ -70,6 +70,15 @@ async def begin_copies(
     return {copy.relation_id: replace(copy, attempt=copy.attempt + 1) for copy in begun}
 
 
+async def find_in_sync_before(session: Executor, relation_ids: Sequence[int]) -> set[int]:
+    """Return the relations that have been in sync, whose next copy is therefore no first copy."""
+    rows = await session.fetch(
+        "select id from streamer.relation where id = any ($1::int8[]) and was_in_sync",
+        list(relation_ids),
+    )
+    return {row["id"] for row in rows}
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedCopy:
     """A relation whose copy is in the target. The stream contains its changes from ``lsn`` on.

@@ -32,6 +32,7 @@ from streamer.bookkeeping.copied_parts import add_parts, remove_parts
 from streamer.bookkeeping.copies import (
     begin_copies,
     fill_directly,
+    find_in_sync_before,
     read_filling,
     set_row_estimates,
 )
@@ -359,6 +360,7 @@ class Preparation:
             tables = await read_relations(target, targets)
         if self._changed is None:
             await self._widen(target, pairs, tables)
+        later = await find_in_sync_before(target, [mapped.relation_id for mapped, _ in pairs])
         copies: list[TableCopy] = []
         for mapped, relation in pairs:
             table = tables.get(mapped.mapping.target)
@@ -366,14 +368,8 @@ class Preparation:
                 name = mapped.mapping.target
                 raise missing_target(name, await read_kind(target, name))
             was_created = mapped in self._created
-            copy = TableCopy(
-                mapped,
-                relation,
-                table,
-                was_created,
-                mapped.state.scope,
-            )
-            await _check_scope(source, copy)
+            copy = TableCopy(mapped, relation, table, was_created, mapped.state.scope)
+            await _check_scope(source, copy, is_first=mapped.relation_id not in later)
             if not mapped.state.is_to_mark_synced:
                 await self._check_fits(source, target, copy, facts[mapped])
             copy.scope = replace(copy.scope, resync=_resync_with_key(copy))
@@ -631,7 +627,7 @@ def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
     return names
 
 
-async def _check_scope(source: Connection, copy: TableCopy) -> None:
+async def _check_scope(source: Connection, copy: TableCopy, *, is_first: bool) -> None:
     """Check the conditions of a copy as the conditions of `filter` are checked. Raises
     MappingError.
     """
@@ -640,7 +636,7 @@ async def _check_scope(source: Connection, copy: TableCopy) -> None:
         for condition in check_conditions(scope, copy.unchanged, mapping):
             await describe_condition(source, mapping, copy.relation, condition, "the condition")
     where = mapping.rule.copy_where
-    if where is not None and not copy.scope.is_to_point:
+    if where is not None and is_first and not copy.scope.is_to_point:
         check_copy_where(where, copy.unchanged, mapping)
         await describe_condition(source, mapping, copy.relation, where, "copy_where")
 

@@ -141,3 +141,18 @@ async def test_the_error_of_an_expression_that_fails_for_a_row_names_the_setting
     await shared.ask("resume")
     await shared.caught_up()
     assert shared.target.execute("select id from t order by 1") == [(n,) for n in range(2, 11)]
+
+
+@streams('t: {copy_where: "id > 5"}', source=ROWS)
+async def test_a_later_copy_ignores_a_condition_that_the_target_cannot_evaluate(
+    shared: Shared, compare: Compare
+) -> None:
+    await shared.caught_up()
+    await shared.change('t: {copy_where: "gone > 5"}')
+    await shared.ask("resync")
+    await shared.caught_up()
+    assert shared.target.execute("select id, v from t order by 1") == shared.source.execute(
+        "select id, v from t order by 1"
+    )
+    found = await result(shared, compare)
+    assert 'copy_where uses column "gone"' in str(found.error)
