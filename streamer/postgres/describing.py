@@ -219,15 +219,20 @@ from pg_catalog.pg_statistic_ext s where s.stxrelid = c.oid
 """
 """Extended statistics; PostgreSQL 13 and later have a statistics target."""
 
+IS_ATTACHED: Final = "not coalesce((pg_catalog.to_jsonb(i) ->> 'inhdetachpending')::bool, false)"
+"""Whether row *i* of pg_inherits is in force. DETACH PARTITION CONCURRENTLY ends the publication
+through the root in a first transaction, and deletes the row in a second one.
+"""
+
 # A bound has no columns, so pg_get_expr opens and locks no table.
-PARTITIONS: Final = """
+PARTITIONS: Final = f"""
 with recursive tree (oid, parent, depth) as (
     select c.oid, 0::oid, 0 where c.relkind = 'p'
     union all
     select i.inhrelid, case t.depth when 0 then 0 else t.oid end, t.depth + 1
       from tree t join pg_catalog.pg_inherits i on i.inhparent = t.oid
       join pg_catalog.pg_partitioned_table k on k.partrelid = t.oid
-     where not coalesce((pg_catalog.to_jsonb(i) ->> 'inhdetachpending')::bool, false)
+     where {IS_ATTACHED}
 )
 select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
     'oid', p.oid::int8, 'parent', t.parent::int8, 'namespace', pn.nspname, 'name', p.relname,
@@ -236,7 +241,7 @@ select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
     order by t.depth, p.oid), '[]')
   from tree t join pg_catalog.pg_class p on p.oid = t.oid
   join pg_catalog.pg_namespace pn on pn.oid = p.relnamespace
-"""
+"""  # noqa: S608
 """A partitioned table and its partitions, parents first."""
 
 USER_OIDS_BEGIN: Final = 16384

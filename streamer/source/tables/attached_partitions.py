@@ -24,6 +24,7 @@ from typing import Final
 import psycopg
 
 from streamer.mapping.relation_names import RelationName
+from streamer.postgres.describing import IS_ATTACHED
 from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import quote_literal, quote_qualified
 from streamer.source.connection import Connection, fetch_all
@@ -55,11 +56,6 @@ class Leaf:
         """
         return ",".join(xid for xid, _, _ in self.joins)
 
-
-IS_ATTACHED: Final = "(pg_catalog.to_jsonb(i) ->> 'inhdetachpending') is distinct from 'true'"
-"""Whether row *i* of pg_inherits is in force. DETACH PARTITION CONCURRENTLY ends the publication
-through the root in a first transaction, and deletes the row in a second one.
-"""
 
 # The query reads catalogs, because functions about the tree do not use the transaction's snapshot.
 _LEAVES_SQL: Final = f"""

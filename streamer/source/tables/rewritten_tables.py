@@ -23,10 +23,10 @@ from typing import Final, Self
 import psycopg
 
 from streamer.mapping.relation_names import RelationName
+from streamer.postgres.describing import IS_ATTACHED
 from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import quote_literal, quote_qualified
 from streamer.source.connection import Connection, fetch_all
-from streamer.source.tables.attached_partitions import IS_ATTACHED
 
 PAGES_MAX: Final = 16
 """The number of pages to check."""
