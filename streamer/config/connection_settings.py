@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -11,6 +11,8 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
@@ -36,7 +38,20 @@ class _SecretAnnotation:
 SecretText = Annotated[Secret, _SecretAnnotation]
 
 
-class Strict(BaseModel):
+class Numbers(BaseModel):
+    """Base for settings: refuses true and false for a number, which pydantic reads as 1 and 0."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        types = {annotation, *get_args(annotation)}
+        if isinstance(value, bool) and bool not in types and types & {int, float}:
+            raise ValueError("expected a number, not true or false")
+        return value
+
+
+class Strict(Numbers):
     """Base for sections: rejects unknown keys; values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

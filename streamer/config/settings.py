@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from streamer.config.connection_settings import ConnectionSettings, SecretText, Strict
+from streamer.config.connection_settings import ConnectionSettings, Numbers, SecretText, Strict
 from streamer.config.hash_keys import HashKeySettings, HashSettings
 from streamer.config.notify_section import NotifySection
 from streamer.config.opentelemetry_section import OpenTelemetrySection
@@ -602,7 +602,7 @@ class SourceSettings(Strict):
     )
 
 
-class Settings(BaseSettings):
+class Settings(Numbers, BaseSettings):
     """The whole configuration."""
 
     model_config = SettingsConfigDict(

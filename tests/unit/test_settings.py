@@ -58,6 +58,17 @@ def test_an_unknown_word_is_refused_with_the_allowed_words(tmp_path: Path) -> No
         static_mapping.load(write(tmp_path, on_error="skip"))
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["workers: on", "verify_interval: true", "sync: {total_rows_per_second: yes}", "table"],
+)
+def test_a_boolean_is_no_number(tmp_path: Path, setting: str) -> None:
+    is_table = setting == "table"
+    table = "stop\n      verify_interval: on" if is_table else "stop"
+    with pytest.raises(SettingsError, match=r"line \d+: .*: expected a number, not true or false"):
+        static_mapping.load(write(tmp_path, table=table, more="" if is_table else setting))
+
+
 def test_an_allowed_word_is_accepted(tmp_path: Path) -> None:
     _, mapping = static_mapping.load(write(tmp_path))
 
