@@ -249,7 +249,7 @@ def test_the_navigation_of_the_site_lists_every_page_once() -> None:
     listed = list(pages_in(site["nav"]))
 
     assert len(listed) == len(set(listed))
-    assert set(listed) == pages - {"progress.md"}
+    assert set(listed) == pages
 
 
 def test_the_readme_is_short_and_its_configuration_is_that_of_the_tutorial() -> None:
@@ -288,7 +288,7 @@ def test_a_page_answers_one_question() -> None:
     long = {
         str(path.relative_to(DOCS)): words
         for path in DOCS.rglob("*.md")
-        if path.parent.name != "reference" and path.name != "progress.md"
+        if path.parent.name != "reference"
         if (words := len(RESULTS.sub("", path.read_text("utf-8")).split())) > PAGE_WORDS_MAX
     }
 

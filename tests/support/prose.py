@@ -305,11 +305,7 @@ def files(*tops: str) -> list[Path]:
     for top in tops:
         path = ROOT / top
         paths += [path] if path.is_file() else sorted(path.rglob("*"))
-    return [
-        path
-        for path in paths
-        if path.is_file() and (path.suffix or path.name) in READERS and path.name != "progress.md"
-    ]
+    return [path for path in paths if path.is_file() and (path.suffix or path.name) in READERS]
 
 
 TOPS: Final = ("streamer", "tests", "scripts", "benchmarks", "migrations", "deploy", "docs")
