@@ -1,6 +1,8 @@
 """What commands say beside a purge and after a purge."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -33,19 +35,28 @@ def configure(path: Path, source: Database, target: Database, sid: str) -> None:
     path.write_text(text)
 
 
-async def test_a_purge_is_told_apart_from_a_process_that_streams_the_source(
-    source: Database, target: Database, tmp_path: Path
-) -> None:
+@asynccontextmanager
+async def tenant_removed(source: Database, target: Database, path: Path) -> AsyncIterator[Streamer]:
+    """Stream a source whose former tenant "us" has rows of two tables in the target."""
     source.execute(ROWS.format("a") + ROWS.format("b"))
-    path = tmp_path / "config.yaml"
-    configure(path, source, target, "us")
-    streamer = Streamer(path)
+    file = path / "config.yaml"
+    configure(file, source, target, "us")
+    streamer = Streamer(file)
     streamer.start()
     try:
         await streamer.caught_up()
-        configure(path, source, target, "eu")
+        configure(file, source, target, "eu")
         await streamer.apply()
         await streamer.caught_up()
+        yield streamer
+    finally:
+        await streamer.stop()
+
+
+async def test_a_purge_is_told_apart_from_a_process_that_streams_the_source(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    async with tenant_removed(source, target, tmp_path) as streamer:
         mapping, address = streamer.mapping, TargetAddress.parse(streamer.settings.target.url)
         with target.connect() as other:
             # GIVEN a purge that has finished table a, and waits for a row of table b
@@ -69,26 +80,13 @@ async def test_a_purge_is_told_apart_from_a_process_that_streams_the_source(
             other.execute("commit")
         outcome = await purging
         assert (outcome.rows_deleted, outcome.has_columns) == (6, False)
-    finally:
-        await streamer.stop()
 
 
 async def test_a_purge_mentions_columns_only_if_the_target_keeps_some(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
-    source.execute(ROWS.format("a") + ROWS.format("b"))
-    path = tmp_path / "config.yaml"
-    configure(path, source, target, "us")
-    streamer = Streamer(path)
-    streamer.start()
-    try:
-        await streamer.caught_up()
-        configure(path, source, target, "eu")
-        await streamer.apply()
-        await streamer.caught_up()
+    async with tenant_removed(source, target, tmp_path) as streamer:
         arguments = ("tenants", "purge", "shop", "--sid", "us", "--yes")
-        done = await asyncio.to_thread(command, path, *arguments)
+        done = await asyncio.to_thread(command, streamer.path, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines()[-1] == "purged: 6 rows in 2 tables"
-    finally:
-        await streamer.stop()
