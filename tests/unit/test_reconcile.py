@@ -290,8 +290,8 @@ CASES: dict[str, tuple[World, str, str]] = {
     ),
     "a lost identity that is back by now": (
         World(identity=KEYLESS, later_identity=KEYED),
-        "stop identity_lost",
-        "stop identity_lost",
+        REFUSES,
+        UNPUBLISHED,
     ),
     "an identity that gets lost meanwhile": (
         World(later_identity=KEYLESS),

@@ -482,7 +482,7 @@ def conclude(
         reason = _find_reason(table, state, identity, refused.get(table.name), faults)
         case = _judge_reason(table, case, reason, source)
         if identity is not None:
-            case = _judge_identity(table, case, identity, state, source)
+            case = _judge_identity(plan, table, case, identity, state, source)
             memberships[table.name] = _membership(plan, state, table, case, identity)
         if case is not None:
             cases[table.name] = case
@@ -565,15 +565,18 @@ def _judge_reason(
 
 
 def _judge_identity(
+    plan: PublicationPlan,
     table: MappedTable,
     case: Case | None,
     identity: RelationIdentity,
     state: SourceState,
     source: SourceMapping,
 ) -> Case | None:
-    if case is not None and case.has_lost_identity and not identity.is_usable:
-        # The application's statements work again if streamer has moved the table.
-        return _stop_without_identity(table.mapping, identity, state, source)
+    if case is not None and case.has_lost_identity:
+        # The application's statements work again if streamer has moved the table. A session may
+        # have given the table an identity meanwhile, which does not return the lost changes.
+        lost = plan.state.identities[table.name] if identity.is_usable else identity
+        return _stop_without_identity(table.mapping, lost, state, source)
     if case is not None and case.fate is not Fate.COPY_AT_POINT:
         return case
     former = table.last.identity
