@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from streamer.bookkeeping.positions import AcknowledgedPositions
 from streamer.commands.check.check import examine
 from streamer.commands.demo.embedded_servers import Server
 from streamer.config import static_mapping
 from streamer.errors.remedies import Remedy
+from streamer.runtime.session.stored_position import StoredPosition
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
 from tests.support.remedies import Operator
@@ -69,24 +69,33 @@ async def until(condition: Any, what: str) -> None:
     await asyncio.to_thread(eventually, condition, SECONDS, what)
 
 
-async def test_streamer_repeats_a_commit_that_the_standby_lacks(
-    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """streamer had not acknowledged the change at the failover, so the source still has it."""
+@pytest.fixture
+def may_store(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Clear the event, and the source gets no position that the standby lacks.
+
+    A keepalive brings a position at any time, also without a change.
+    """
     may_store = asyncio.Event()
     may_store.set()
-    acknowledge = AcknowledgedPositions.acknowledge
+    store = StoredPosition.store
 
-    async def held(self: AcknowledgedPositions, *arguments: Any) -> None:
-        await may_store.wait()
-        await acknowledge(self, *arguments)
+    async def store_if_possible(self: StoredPosition, visible_at: float | None) -> None:
+        if may_store.is_set():
+            await store(self, visible_at)
 
-    monkeypatch.setattr(AcknowledgedPositions, "acknowledge", held)
+    monkeypatch.setattr(StoredPosition, "store", store_if_possible)
+    return may_store
+
+
+async def test_streamer_repeats_a_commit_that_the_standby_lacks(
+    servers: Servers, tmp_path: Path, may_store: asyncio.Event
+) -> None:
+    """streamer had not acknowledged the change at the failover, so the source still has it."""
     async with streaming(servers, tmp_path) as streamer:
         servers.source.execute("insert into t values (1); insert into u values (1)")
         await streamer.caught_up(SECONDS)
-        await asyncio.to_thread(servers.second.cut)
         may_store.clear()
+        await asyncio.to_thread(servers.second.cut)
         servers.source.execute("insert into t values (2)")
         await until(lambda: servers.rows(servers.first) == [1, 2], "the commit")
         servers.first.kill()
@@ -126,15 +135,17 @@ async def test_acknowledged_rows_that_the_standby_lacks_stop_the_source(
 
 @pytest.mark.follows("target.standby_target:standby_error")
 async def test_a_target_whose_url_leads_to_the_standby_goes_on_by_its_remedy(
-    servers: Servers, tmp_path: Path
+    servers: Servers, tmp_path: Path, may_store: asyncio.Event
 ) -> None:
     with Proxy(servers.first) as proxy:
         servers.target = Database(servers.first, "dw")
         servers.target.port = proxy.port
         async with streaming(servers, tmp_path) as streamer:
+            may_store.clear()
             await asyncio.to_thread(servers.second.wait)
             servers.first.kill()
             proxy.move(servers.second)
+            may_store.set()
             servers.source.execute("insert into t values (1)")
             found = list[Remedy]()
 
@@ -153,7 +164,7 @@ async def test_a_target_whose_url_leads_to_the_standby_goes_on_by_its_remedy(
 
 @pytest.mark.parametrize("moved", ["streamer lock%", "streamer worker%", "streamer bookkeeping%"])
 async def test_connections_to_two_servers_never_count_as_one_server(
-    moved: str, servers: Servers, tmp_path: Path
+    moved: str, servers: Servers, tmp_path: Path, may_store: asyncio.Event
 ) -> None:
     """The old primary lives on, and some connections come back on the promoted standby."""
     with Proxy(servers.first) as proxy:
@@ -162,6 +173,7 @@ async def test_connections_to_two_servers_never_count_as_one_server(
         async with streaming(servers, tmp_path) as streamer:
             servers.source.execute("insert into t values (1)")
             await streamer.caught_up(SECONDS)
+            may_store.clear()
             await asyncio.to_thread(servers.second.cut)
             await asyncio.to_thread(servers.second.promote)
             proxy.move(servers.second)
@@ -175,6 +187,9 @@ async def test_connections_to_two_servers_never_count_as_one_server(
                 await until(lambda: servers.rows(servers.first) == [1, 2], "the change")
                 assert servers.rows(servers.second) == [1]
                 return
+            lock = "select 1 from pg_stat_activity where application_name like 'streamer lock%'"
+            await until(lambda: servers.second.execute(lock), "the lock on the new primary")
+            may_store.set()
             await streamer.caught_up(SECONDS)
             assert servers.rows(servers.second) == [1, 2]
 
