@@ -14,7 +14,11 @@ insert into streamer.purge (database, sid, target, began_at)
 select $1, $2, t, pg_catalog.now() from unnest($3::text[]) t
 on conflict (database, sid, target) do update set
     began_at = coalesce(purge.began_at, excluded.began_at), finished_at = null,
-    next_block = case when purge.finished_at is null then purge.next_block end
+    next_block = case when purge.finished_at is null then purge.next_block end,
+    rows_deleted = case when exists (
+        select from streamer.purge u
+        where (u.database, u.sid) = ($1, $2) and u.began_at is not null and u.finished_at is null
+    ) then purge.rows_deleted else 0 end
 """
 
 
@@ -236,7 +240,7 @@ async def read_removed(session: Executor) -> dict[tuple[str, str], bool]:
 
 
 async def begin_purge(session: Executor, database: str, sid: str, targets: Collection[str]) -> None:
-    """Store the tables of a purge; an interrupted purge continues at its stored block."""
+    """Store the tables of a purge; an interrupted purge continues at its stored block and count."""
     await session.execute(_BEGIN_SQL, database, sid, sorted(targets))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from streamer.commands.tenants.purge_rows import purge
 from streamer.commands.tenants.tenant_list import read_tenants, remark_of
-from streamer.errors.error_classes import MappingError
+from streamer.errors.error_classes import MappingError, TargetConnectionError
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.process import command
@@ -90,3 +90,33 @@ async def test_a_purge_mentions_columns_only_if_the_target_keeps_some(
         done = await asyncio.to_thread(command, streamer.path, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines()[-1] == "purged: 6 rows in 2 tables"
+        again = await asyncio.to_thread(command, streamer.path, *arguments)
+        assert again.stdout.splitlines()[-1] == "purged: 0 rows in 2 tables"
+
+
+async def test_a_purge_that_loses_its_session_names_the_command_that_continues(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    async with tenant_removed(source, target, tmp_path) as streamer:
+        mapping, address = streamer.mapping, TargetAddress.parse(streamer.settings.target.url)
+        with target.connect() as other:
+            other.execute("begin; select from b where sid = 'us' for update")
+            purging = asyncio.create_task(purge(address, mapping, "shop", "us", actor="test"))
+            waiting = (
+                "select pid from pg_stat_activity"
+                " where application_name like 'streamer purge%' and wait_event_type = 'Lock'"
+            )
+
+            async def is_waiting() -> bool:
+                return bool(target.execute(waiting))
+
+            await streamer.eventually(is_waiting)
+            target.execute(f"select pg_terminate_backend(pid) from ({waiting}) w")
+            with pytest.raises(TargetConnectionError) as lost:
+                await purging
+        assert str(lost.value).endswith(
+            "; a new purge continues at the stored position: "
+            "streamer tenants purge shop --sid us --yes"
+        )
+        outcome = await purge(address, mapping, "shop", "us", actor="test")
+        assert outcome.rows_deleted == 6

@@ -8,8 +8,8 @@ position. A killed purge loses no work: the next purge continues at the stored p
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,7 +39,12 @@ from streamer.bookkeeping.source_lock import LockSession, purge_holder, purging_
 from streamer.bookkeeping.sources import holds_lock, remove_source
 from streamer.bookkeeping.unmapped_relations import forget_former_of_sid
 from streamer.errors.command_lines import command
-from streamer.errors.error_classes import MappingError, TargetFencedError, TargetRejectedError
+from streamer.errors.error_classes import (
+    MappingError,
+    TargetError,
+    TargetFencedError,
+    TargetRejectedError,
+)
 from streamer.errors.remedies import Command, Remedy, run
 from streamer.mapping.relation_names import RelationName, parse_name
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, find_source
@@ -293,10 +298,23 @@ async def _purge_all(
         )
     async with _under(fence, target):
         await _begin(target, fence.source_id, database, sid, relations)
-    for record in await _read_purges(bookkeeping, database, sid):
-        if record.is_finished:
-            continue
-        await _purge_table(bookkeeping, target, fence, record, relations[record.target], report)
+    with _to_continue(database, sid):
+        for record in await _read_purges(bookkeeping, database, sid):
+            if record.is_finished:
+                continue
+            await _purge_table(bookkeeping, target, fence, record, relations[record.target], report)
+
+
+@contextmanager
+def _to_continue(database: str, sid: str) -> Iterator[None]:
+    """Name the command that continues the purge in an error of the target."""
+    try:
+        yield
+    except TargetError as exc:
+        again = command("tenants purge", database, "--yes", sid=sid)
+        continues = f"a new purge continues at the stored position: {again}"
+        exc.remedy = Remedy.of(exc.remedy, "; " if exc.remedy else None, continues)
+        raise
 
 
 async def _begin(
