@@ -109,6 +109,10 @@ async def test_a_condition_of_copies_is_checked_on_both_sides(checker: Checker) 
     )
     checker.configure("t: {copy_where: 'id > 1'}")
     await checker.finds(INFO, "public.t: changes of rows outside `copy_where` may need w")
+    checker.configure("t: {copy_where: 'id > 1', set: {v: 'v + 1'}}")
+    await checker.finds(INFO, "public.t: changes of rows outside `copy_where` may need w")
+    checker.configure("t: {filter: 'id > 1', set: {w: 'upper(w)'}}")
+    await checker.finds(INFO, "public.t: `filter` and `set` may need w")
 
 
 async def test_a_partition_that_is_a_foreign_table_is_named(checker: Checker) -> None:

@@ -1,6 +1,6 @@
 """Problems at a source: server, slot, publications, tables, long transactions. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -43,7 +43,7 @@ from streamer.errors.error_classes import (
 )
 from streamer.errors.remedies import resync_source
 from streamer.mapping.rule_options import Initial, OnError, OnMaxRetainedWal
-from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.postgres.supported_versions import MAJOR_TESTED
 from streamer.report.problems import Severity
@@ -459,8 +459,8 @@ def check_expressions(
     if not large:
         return
     problem = (
-        f"{_needing(mapping)} may need {some_of(large)}, and an UPDATE does not send a value above "
-        "2 kB that it leaves unchanged. Such an UPDATE stops the table"
+        f"{_needing(rule, large)} may need {some_of(large)}, and an UPDATE does not send a value "
+        "above 2 kB that it leaves unchanged. Such an UPDATE stops the table"
     )
     if relation.oid in facts.with_large_values:
         fix = at_source(f"alter table {quote_relation(relation.name)} replica identity full")
@@ -469,13 +469,16 @@ def check_expressions(
         yield info(place, f"{problem}; the table has no such value so far")
 
 
-def _needing(mapping: RelationMapping) -> str:
-    rule = mapping.rule
-    if rule.expressions:
-        return "`filter` or `set`"
-    if rule.copy_where is not None:
-        return "changes of rows outside `copy_where`"
-    return "changes of rows older than `partition_by` keeps"
+def _needing(rule: TableRule, large: Container[str]) -> str:
+    """Return the settings for which the stream must contain the values of *large* columns."""
+    computed = {name for _, expression in rule.set for name in expression.names}
+    needing = {
+        "`filter`": rule.filter is not None,
+        "`set`": any(name in large for name in computed),
+        "changes of rows outside `copy_where`": rule.copy_where is not None,
+        "changes of rows older than `partition_by` keeps": rule.expiry is not None,
+    }
+    return " and ".join(setting for setting, needs in needing.items() if needs)
 
 
 _TEXT_TYPES: Final = ("text", "character", "name", '"char"')
