@@ -47,6 +47,8 @@ class CopyInput:
     """The source's time at the snapshot, and its consistent point, for row metadata."""
     conditions: tuple[str, ...] = ()
     """Further conditions over the source's columns, of `copy_where` and `partition_by`."""
+    has_request_condition: bool = False
+    """Whether `scope` contains a condition of an operator's request."""
 
     def includes(self, name: str) -> bool:
         """Return whether the copy writes the target column *name*."""
@@ -118,6 +120,8 @@ def _settings(copy_input: CopyInput, conditions: "Sequence[str]") -> "Iterator[s
     for name, condition in (("`filter`", rule.filter), ("`copy_where`", rule.copy_where)):
         if condition is not None and condition.text in conditions:
             yield name
+    if copy_input.has_request_condition:
+        yield "the condition of the resync (a resync of the whole table drops the condition)"
     yield from (f"`set` of {name}" for name, _ in rule.set if copy_input.includes(name))
 
 

@@ -210,6 +210,7 @@ class TableCopy:
             self.only,
             (self.snapshot.source_time, str(self.consistent_point)),
             conditions=tuple(str(e) for e in (self.copy_where, self.kept_rows) if e is not None),
+            has_request_condition=rows is not None and bool(rows.conditions),
         )
 
     @property

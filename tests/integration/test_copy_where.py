@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from streamer.compare.comparison import ComparisonScope, TableResult
+from streamer.control.resync_options import Mode, Resync, RowScope
 from tests.support.comparing import Compare
 from tests.support.shared import Shared, streams
 
@@ -156,3 +157,24 @@ async def test_a_later_copy_ignores_a_condition_that_the_target_cannot_evaluate(
     )
     found = await result(shared, compare)
     assert 'copy_where uses column "gone"' in str(found.error)
+
+
+@pytest.mark.parametrize("mode", ["reload", "diff"])
+@streams("t:", source=ROWS)
+async def test_a_resync_whose_condition_fails_for_a_row_names_the_way_out(
+    shared: Shared, mode: str
+) -> None:
+    await shared.caught_up()
+    scope = RowScope(("v::int > 0",))
+    await shared.ask("resync", **Resync(Mode(mode), scope=scope).to_json())
+
+    async def is_named() -> bool:
+        error = str((await shared.table("t"))["error"])
+        return "the condition of the resync" in error and "a resync of the whole table" in error
+
+    await shared.eventually(is_named)
+    shared.source.execute("update t set v = 'w' where id = 1")
+    await shared.ask("resync")
+    await shared.caught_up()
+    assert (await shared.table("t"))["error"] is None
+    assert shared.target.execute("select v from t where id = 1") == [("w",)]
