@@ -183,6 +183,14 @@ class TableState:
                 return self.through_lsn
 
     @property
+    def needs_stream(self) -> bool:
+        """Whether the target needs all later changes from the stream.
+
+        The table is in sync, or its copy may have a snapshot whose position is not known yet.
+        """
+        return self.skips_through != LSN_MAX or (self.need is Need.ROWS and self.is_read)
+
+    @property
     def drains_to(self) -> Lsn | None:
         """The position at which the lane stops for a copy. None: the lane stops at once, because
         the position of the snapshot is not known yet.
@@ -209,7 +217,9 @@ class TableState:
     def _without_part(self) -> Self:
         """Replace a copy of some rows by a copy of all rows."""
         resync = ALL_ROWS if self.need is Need.PART else self.resync
-        return replace(self, resync=resync, chunks=None, chunks_obstacle=None, point=None)
+        return replace(
+            self, resync=resync, chunks=None, chunks_obstacle=None, is_read=False, point=None
+        )
 
     def with_options(self, resync: Resync) -> Self:
         """Use *resync* as the options of the next copy."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,11 +13,14 @@ from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.commands.check.check import check
 from streamer.commands.check.findings import Finding
 from streamer.config import static_mapping
+from streamer.copy.copy_snapshot import HeldSnapshot
 from streamer.mapping.relation_names import RelationPattern, parse_name
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.report.problems import Severity
+from streamer.runtime.guards import publications
 from streamer.runtime.guards import source_monitor as watch
+from streamer.source.slot_and_publications.publication import ensure_publications
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
@@ -263,6 +267,91 @@ async def test_a_locked_partition_keeps_nobody_from_guarding(
         for table in ("p", "t"):
             assert_same(source, target, table)
         assert target.execute("select v from past order by kvsz_id") == [(1,), (3,), (4,)]
+
+
+@pytest.mark.parametrize("lost", ["membership", "updates"])
+async def test_a_copy_stops_or_begins_again_if_the_stream_lacks_changes_after_its_snapshot(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: str,
+) -> None:
+    """The process learns the position of the snapshot only after the source has the snapshot."""
+    monkeypatch.setattr(watch, "GUARD_SECONDS", 0.2)
+    key = "" if lost == "updates" else " primary key"
+    source.execute(f"create table t (id int{key}, v text); insert into t values (1, 'a')")
+    take_over = HeldSnapshot.take_over
+    has_snapshot, may_continue = asyncio.Event(), asyncio.Event()
+
+    async def take_over_late(*arguments: Any) -> HeldSnapshot:
+        has_snapshot.set()
+        await may_continue.wait()
+        return await take_over(*arguments)
+
+    async with stream("t:") as streamer:
+        await streamer.caught_up(60)
+        facts = "select publication_membership, state from streamer.relation"
+        monkeypatch.setattr(HeldSnapshot, "take_over", take_over_late)
+        await streamer.ask("resync")
+        await has_snapshot.wait()
+        former = target.execute(facts)
+        if lost == "membership":
+            statements = (
+                "alter publication streamer_shop drop table t; insert into t values (2, 'b');"
+                "alter publication streamer_shop add table only t"
+            )
+        else:
+            statements = "alter table t add primary key (id); update t set v = 'b'"
+        await asyncio.to_thread(source.execute, statements)
+
+        async def is_noticed() -> bool:
+            return target.execute(facts) != former
+
+        await streamer.eventually(is_noticed)
+        may_continue.set()
+        if lost == "membership":
+            await run_remedy(streamer, source, target, "t", "was unpublished for a time")
+        await streamer.table_state("public.t", "ready")
+        source.execute("insert into t values (3, 'c')")
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
+
+
+async def test_a_table_stops_that_was_unpublished_while_streamer_changed_its_publications(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The guard reads the catalogs before and after its change."""
+    monkeypatch.setattr(watch, "GUARD_SECONDS", 0.2)
+    source.execute("create table t (id int primary key); create table other (id int primary key)")
+    are_ready, was_unpublished = False, False
+
+    async def ensure_and_change(*arguments: Any) -> Any:
+        nonlocal was_unpublished
+        result = await ensure_publications(*arguments)
+        if are_ready and not was_unpublished:
+            was_unpublished = True
+            await asyncio.to_thread(
+                source.execute,
+                "alter publication streamer_shop drop table t; insert into t values (2);"
+                "alter publication streamer_shop add table only t",
+            )
+        return result
+
+    monkeypatch.setattr(publications, "ensure_publications", ensure_and_change)
+    async with stream("t:\nother:") as streamer:
+        await streamer.caught_up(60)
+        are_ready = True
+        await asyncio.to_thread(source.execute, "alter table other replica identity full")
+        await run_remedy(streamer, source, target, "t", "was unpublished for a time")
+        source.execute("insert into t values (3)")
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
 
 
 async def test_publications_made_by_an_administrator_may_have_more_tables(

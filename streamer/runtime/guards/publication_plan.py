@@ -77,7 +77,7 @@ class MappedTable:
     seen_oid: int | None = None
     """The OID of the table that had the name when streamer last read the catalogs."""
     is_in_sync: bool = False
-    """The table needs no further copy."""
+    """The table needs all later changes from the stream: see `TableState.needs_stream`."""
     is_set_aside: bool = False
     """The table has stopped, and waits for an operator's request."""
     error: ErrorReport | None = None
@@ -150,7 +150,7 @@ class PublicationPlan:
     """The facts behind the plan."""
     wanted: WantedMembers = field(default_factory=WantedMembers)
     cleared: frozenset[RelationName] = frozenset()
-    """The tables whose fingerprint streamer itself changes with their column list."""
+    """The tables without a new copy whose fingerprint streamer itself changes."""
     memberships: Mapping[RelationName, LastPublished] = field(default_factory=dict)
     """The facts to store once the publications have the required members."""
     is_incomplete: bool = False

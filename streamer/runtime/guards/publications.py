@@ -49,7 +49,6 @@ from streamer.source.slot_and_publications.publication import (
     read_publications,
 )
 from streamer.util.failpoints import failpoint
-from streamer.util.lsn import LSN_MAX
 
 if TYPE_CHECKING:
     from streamer.apply.lanes.lane import MappedRelation
@@ -357,5 +356,5 @@ class Publishing:
 
 
 def _is_in_sync(mapped: "MappedRelation") -> bool:
-    """Whether *mapped* needs no further copy."""
-    return mapped.skip_through_lsn != LSN_MAX
+    """Whether *mapped* needs all later changes from the stream."""
+    return mapped.state.needs_stream

@@ -61,7 +61,9 @@ from streamer.source.slot_and_publications.publication import (
     name_publications,
     publication_changes,
     publication_faults,
+    publishable_filters,
     unlogged_error,
+    unpublished_filters,
 )
 
 
@@ -148,11 +150,6 @@ def reconcile(
             case = _judge_lost_identity(table, case, identity, state, source)
         if case is not None:
             cases[table.name] = case
-    copied = {name for name, case in cases.items() if case.fate is Fate.COPY}
-    cleared = frozenset(relisted - copied)
-    fingerprints = {table.last.fingerprint for table in tables if table.name not in cleared} - {
-        None
-    }
     fresh = [t.name for t in staying if not (t.is_in_sync or t.is_set_aside or t.is_renewed)]
     members = WantedMembers(
         _find_members(state, staying, cases),
@@ -160,16 +157,37 @@ def reconcile(
         lists,
         frozenset(fresh),
         frozenset(relisted),
-        frozenset(
-            fingerprint
-            for fingerprint in fingerprints
-            if fingerprint is not None and state.captures
-        ),
+        frozenset(t.last.fingerprint for t in tables if t.last.fingerprint and state.captures),
     )
+    changed = _changed_members(source, members, state)
+    continuing = {table.name for table in staying if table.is_in_sync} - {
+        name for name, case in cases.items() if case.fate is not Fate.COPY_AT_POINT
+    }
     is_incomplete = any(case.successor is not None for case in departed.values())
     return PublicationPlan(
-        cases, staying, state, members, cleared=cleared, is_incomplete=is_incomplete
+        cases,
+        staying,
+        state,
+        members,
+        cleared=frozenset(changed & continuing),
+        is_incomplete=is_incomplete,
     )
+
+
+def _changed_members(
+    source: SourceMapping, members: WantedMembers, state: SourceState
+) -> set[RelationName]:
+    """Return the tables in sync whose fingerprints streamer itself changes."""
+    filters = publishable_filters(members.mappings, members.identities, state.version)
+    unfit = unpublished_filters(members.mappings, filters)
+    steady, former = replace(members, fresh=frozenset()), state.publications
+    changes = publication_changes(source, steady, former, state.version, filters, unfit)
+    differing = _fingerprints(former.values()) ^ _fingerprints(changes.publications.values())
+    return {name for name, _ in differing} - members.fresh
+
+
+def _fingerprints(publications: Iterable[Publication]) -> set[tuple[RelationName, str]]:
+    return {(name, m.fingerprint) for p in publications for name, m in p.members.items()}
 
 
 def _find_members(
@@ -469,8 +487,10 @@ def conclude(
     decided = []
     for table in tables:
         former_oid = plan.state.root(table.name)
-        # A name whose table was dropped or renamed since the plan needs a new plan.
-        if former_oid in (None, state.root(table.name)):
+        # A name whose table was dropped or renamed since the plan needs a new plan. So does a table
+        # that a session took out of the publication meanwhile.
+        is_same = former_oid in (None, state.root(table.name))
+        if is_same and not _was_interrupted(plan, table, state):
             decided.append(table)
     faults = find_faults(state, decided, plan.wanted.lists, source)
     refused = {**refused, **plan.wanted.lists.refused}
@@ -492,6 +512,15 @@ def conclude(
         memberships=memberships,
         is_incomplete=plan.is_incomplete or len(decided) < len(plan.tables),
     )
+
+
+def _was_interrupted(plan: PublicationPlan, table: MappedTable, state: SourceState) -> bool:
+    """Whether a foreign session has changed the membership of a continuing table since *plan*."""
+    identity, is_judged = state.identities.get(table.name), table.name in plan.cases
+    if identity is None or is_judged or not table.is_in_sync or table.name in plan.cleared:
+        return False
+    fingerprint = membership_fingerprint(state.publications.values(), identity)
+    return table.last.fingerprint not in (None, fingerprint)
 
 
 def foresee(plan: PublicationPlan, source: SourceMapping) -> PublicationPlan:

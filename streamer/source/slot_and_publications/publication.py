@@ -444,6 +444,11 @@ def publishable_filters(
     return filters
 
 
+def unpublished_filters(mappings: Iterable[RelationMapping], filters: Filters) -> set[RelationName]:
+    """Return the relations whose filter the publication must not apply. Pure."""
+    return {m.source for m in mappings if m.rule.filter is not None} - filters.keys()
+
+
 @dataclass(frozen=True, slots=True)
 class PublicationChanges:
     """Statements that give publications the planned members."""
@@ -622,7 +627,7 @@ async def ensure_publications(
     """
     existing = await read_publications(connection, source, version)
     filters = publishable_filters(membership.mappings, membership.identities, version)
-    unfit = {m.source for m in membership.mappings if m.rule.filter is not None} - filters.keys()
+    unfit = unpublished_filters(membership.mappings, filters)
     attempts = []
     steady = replace(membership, fresh=frozenset())
     for wished, members in (
