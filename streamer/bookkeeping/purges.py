@@ -165,10 +165,15 @@ class PurgeRecord:
 
     @property
     def progress(self) -> float | None:
-        """The purged fraction of the table, from 0 to 1; None if unknown."""
+        """The purged fraction of the table, from 0 to 1; None if unknown.
+
+        A purge over an index on sid passes no block before its end.
+        """
         if self.is_finished:
             return 1.0
-        return None if not self.blocks else min(1.0, (self.next_block or 0) / self.blocks)
+        if not self.blocks or not self.next_block:
+            return None
+        return min(1.0, self.next_block / self.blocks)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"progress": self.progress}

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from streamer.bookkeeping.purges import PurgeRecord
 from streamer.commands.tenants.add_and_remove import urls_of
 from streamer.commands.tenants.purge_rows import CHUNK_BLOCKS, PurgedLeaf, steps
 from streamer.commands.tenants.tenant_drift import Drift, TenantTable, deviations, judge
@@ -93,3 +96,16 @@ def test_the_url_of_tenants_is_a_template() -> None:
         ("postgresql://a-db/a", "a"),
         ("postgresql://b-db/b", "b"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("next_block", "progress"), [(None, None), (0, None), (25, 0.25), (120, 1.0)]
+)
+def test_a_purge_over_an_index_shows_no_fraction_before_its_end(
+    next_block: int | None, progress: float | None
+) -> None:
+    record = PurgeRecord(
+        "shop", "us", "public.t", 5000, next_block, 100, has_begun=True, is_finished=False
+    )
+    assert record.progress == progress
+    assert replace(record, is_finished=True).progress == 1.0
