@@ -178,6 +178,13 @@ _REFUSALS: Final = (
         "alter database {database} allow_connections true",
     ),
     Refusal(
+        "58P01",
+        "could not access file|could not load library",
+        RefusalKind.LOGIN,
+        "remove the library from session_preload_libraries and local_preload_libraries of role, "
+        "database and server at the {side}, or install the library there",
+    ),
+    Refusal(
         "53300",
         'too many connections for role "(?P<role>.*)"',
         RefusalKind.LIMIT,

@@ -41,6 +41,8 @@ TRANSACTION: Final[dict[str, str]] = {
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
+    # streamer tries statements that a server may refuse, and goes on in the same session.
+    "exit_on_error": "off",
     # A copy must fail where row level security would filter rows.
     "row_security": "off",
     "client_min_messages": "warning",

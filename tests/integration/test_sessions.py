@@ -6,14 +6,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
 
 from streamer.commands.demo.embedded_servers import Server
+from streamer.errors.error_classes import StreamerError
 from streamer.postgres import session_settings
 from streamer.postgres.secret import Secret
+from streamer.source.connection import connection, fetch_one
 from streamer.target.array_types import OWN_ARRAYS, own_array
 from streamer.target.connection import TargetAddress, target_connection
+from tests.support.hostile_sessions import hostile
 from tests.support.postgres import Database, versions
+from tests.unit.build import source_mapping
 
 
 @pytest.mark.parametrize("major", sorted(versions()))
@@ -50,6 +55,20 @@ def test_every_setting_that_the_server_knows_is_pinned(
         # The server of the tests has this value anyway; pg_settings shows times without units.
         values["search_path"] = values["search_path"].strip('"')
         assert values == wanted
+
+
+async def test_an_error_ends_no_session(source: Database, target: Database) -> None:
+    """streamer tries statements that a server may refuse, and goes on in the same session."""
+    with hostile({"exit_on_error": "on"}, source), hostile({"exit_on_error": "on"}, target):
+        async with connection(source_mapping(url=Secret(source.url))) as plain:
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await plain.execute("select 1 / 0")
+            assert await fetch_one(plain, "select 1 as one") == {"one": 1}
+        address = TargetAddress.parse(Secret(target.url))
+        async with target_connection(address, "streamer test") as connected:
+            with pytest.raises(StreamerError, match="division by zero"):
+                await connected.execute("select 1 / 0")
+            assert await connected.fetch_value("select 1") == 1
 
 
 async def test_the_driver_asks_for_no_array_of_ours_and_for_others_in_every_session(

@@ -73,6 +73,12 @@ CAUSES: list[tuple[str, str, Kinds, str]] = [
         'alter database "dw" allow_connections true',
     ),
     (
+        "58P01",
+        'could not access file "$libdir/plugins/audit": No such file or directory',
+        LOGIN,
+        "remove the library from session_preload_libraries and local_preload_libraries",
+    ),
+    (
         "53300",
         'too many connections for role "loader"',
         LIMIT,
