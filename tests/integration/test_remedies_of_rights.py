@@ -137,6 +137,42 @@ async def test_a_table_that_comes_back_names_all_statements_at_once(
             assert_same(source, target, name)
 
 
+async def test_a_removed_member_names_the_statements_that_the_role_may_not_run(
+    reader: str, source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """At first the role owns no publication, and then both publications."""
+    source.execute(
+        f"alter role {reader} replication; create table foreign_one (id int primary key);"
+        f"create table own (id int primary key); alter table own owner to {reader};"
+        f"create table past (id int primary key); grant select on foreign_one, past to {reader};"
+        "create publication streamer_shop for table only foreign_one, only own, only past;"
+        "create publication streamer_shop_ins with (publish = 'insert, truncate')"
+    )
+    rules = "foreign_one:\nown:\npast: {type: history}"
+    async with stream(rules) as streamer:
+        operator = Operator(streamer.path, source, target)
+        await streamer.caught_up(SECONDS)
+        for owner in ("postgres", reader):
+            source.execute(
+                f"alter publication streamer_shop owner to {owner};"
+                f"alter publication streamer_shop_ins owner to {owner}"
+            )
+            source.execute("alter publication streamer_shop drop table foreign_one, own, past")
+            source.execute(f"revoke select on past from {reader}")
+            for name in ("foreign_one", "own", "past"):
+                remedy = await remedy_of(streamer, f"public.{name}", "was unpublished for a time")
+                given = [sql for step in remedy.sql for sql in step.statements]
+                added, select = _statements(name, reader)
+                is_forbidden = owner == "postgres" or name != "own"
+                assert given == [added] * is_forbidden + [select] * (name == "past")
+                await operator.follow(remedy)
+            await streamer.caught_up(SECONDS)
+            source.execute("insert into foreign_one select count(*) from foreign_one")
+            await streamer.caught_up(SECONDS)
+            for name in ("foreign_one", "own"):
+                assert_same(source, target, name)
+
+
 def _statements(table: str, role: str) -> list[str]:
     return [
         f'alter publication "streamer_shop" add table only "public"."{table}"',

@@ -39,8 +39,7 @@ class SourceState:
     may_create: bool = True
     """streamer's role may create missing publications of the tables."""
     rights: RoleRights = field(default_factory=RoleRights)
-    """The rights of streamer's role in tables that are back, read only if a table is gone or back.
-    """
+    """The rights of streamer's role in tables that are back or no longer published."""
 
     def identity_remedy(self, identity: RelationIdentity) -> Remedy | None:
         """Return the statements that give a table a usable identity; None for a usable identity."""

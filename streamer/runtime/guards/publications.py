@@ -44,6 +44,7 @@ from streamer.source.guarded_identities import (
 )
 from streamer.source.replica_identity import NONE, RelationIdentity
 from streamer.source.slot_and_publications.publication import (
+    Publication,
     ensure_publications,
     may_create_publications,
     read_publications,
@@ -90,7 +91,7 @@ async def read_state(
         unusable = [identity for identity in identities.values() if not identity.is_usable]
         candidates = await read_candidates(plain, unusable)
         may_create = await may_create_publications(plain, source, publications, identities.values())
-        rights = await _read_rights(plain, tables, identities)
+        rights = await _read_rights(plain, tables, identities, publications.values())
     return SourceState(
         publications, identities, oids, version, captures, candidates, may_create, rights
     )
@@ -100,13 +101,22 @@ async def _read_rights(
     plain: Connection,
     tables: Iterable[MappedTable],
     identities: Mapping[RelationName, RelationIdentity],
+    publications: Iterable[Publication],
 ) -> RoleRights:
-    """Return the rights of streamer's role, if a table is gone or back."""
-    tables = list(tables)
-    back = [table.name for table in tables if table.was_gone and table.name in identities]
-    if not back and all(t.is_set_aside or t.name in identities for t in tables):
+    """Return the rights of streamer's role, if a table is gone, back or no longer published."""
+    tables, publications = list(tables), list(publications)
+    read = [
+        table.name
+        for table in tables
+        if table.name in identities
+        and (
+            table.was_gone
+            or (table.is_in_sync and not any(p.has(table.name) for p in publications))
+        )
+    ]
+    if not read and all(t.is_set_aside or t.name in identities for t in tables):
         return RoleRights()
-    return await read_role_rights(plain, [identities[name].root.oid for name in back])
+    return await read_role_rights(plain, [identities[name].root.oid for name in read])
 
 
 def last_published(record: RelationRecord) -> LastPublished:

@@ -343,7 +343,8 @@ def _judge_membership(
             table.last.identity, identity
         ):
             return None
-        error = interrupted_error(table.name)
+        statements = _publish_statements(table, identity, state, source)
+        error = interrupted_error(table.name, statements)
     if table.has_returned:
         return Case(Fate.COPY, "it was not published while the mapping lacked the table")
     if _is_of_former_table(table, identity) and not table.has_history:
@@ -396,6 +397,18 @@ def _judge_return(
     """
     if table.last.identity == NONE and identity.is_usable:
         return None  # the table continues with its new identity
+    statements = _publish_statements(table, identity, state, source)
+    first = administrator_steps(statements) if statements else None
+    case = stop_replaced(table.mapping, source, first)
+    return None if case.error == table.error else case
+
+
+def _publish_statements(
+    table: MappedTable, identity: RelationIdentity, state: SourceState, source: SourceMapping
+) -> list[str]:
+    """Return the statements that streamer's role cannot run, and without which *table* is not
+    published or not copied.
+    """
     publications = state.publications
     lists = column_lists([table.mapping], [identity], publications.values(), state.version)
     members = WantedMembers([identity], [table.mapping], lists)
@@ -404,9 +417,7 @@ def _judge_return(
         statements = []
     if table.mapping.rule.initial is not Initial.NONE:
         statements += state.rights.grants.get(table.name, [])
-    first = administrator_steps(statements) if statements else None
-    case = stop_replaced(table.mapping, source, first)
-    return None if case.error == table.error else case
+    return statements
 
 
 def _is_of_former_table(table: MappedTable, identity: RelationIdentity | None) -> bool:

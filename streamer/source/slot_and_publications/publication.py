@@ -144,11 +144,14 @@ def membership_fingerprint(
     return next((fingerprint for fingerprint in fingerprints if fingerprint is not None), None)
 
 
-def interrupted_error(table: RelationName) -> UnpublishedError:
-    """Return the error for a table whose membership has a new fingerprint."""
+def interrupted_error(table: RelationName, statements: Sequence[str]) -> UnpublishedError:
+    """Return the error for a table whose membership has a new fingerprint. *statements*: what an
+    administrator must run before a copy.
+    """
     return UnpublishedError(
         f'table "{table}" was unpublished for a time: a session changed its publication, or '
-        "dropped and re-created it"
+        "dropped and re-created it",
+        hint=administrator_steps(statements) if statements else None,
     )
 
 
