@@ -484,6 +484,16 @@ def test_a_table_without_a_usable_identity_is_stored_with_its_remedy() -> None:
     assert sql in error.remedy.sql
 
 
+def test_an_interrupted_table_names_no_statements_that_streamer_runs_itself() -> None:
+    """The table is in the publication, and will move to the publication of inserts."""
+    plan, _ = World(publication(T, fingerprint="8"), identity=KEYLESS).run()
+    error = plan.cases[T].error
+    assert error is not None
+    assert error.remedy is not None
+    assert "was unpublished for a time" in error.text
+    assert not error.remedy.sql
+
+
 def test_streamer_forgets_a_fingerprint_before_it_changes_a_list() -> None:
     """Unless a copy is due: the process may die before the read of the next fingerprint."""
     assert World(PUBLISHED, excludes="secret").run()[0].cleared == {T}

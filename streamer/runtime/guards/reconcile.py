@@ -343,7 +343,9 @@ def _judge_membership(
             table.last.identity, identity
         ):
             return None
-        statements = _publish_statements(table, identity, state, source)
+        statements = []
+        if table.name in state.rights.grants:  # otherwise the table is published
+            statements = _publish_statements(table, identity, state, source)
         error = interrupted_error(table.name, statements)
     if table.has_returned:
         return Case(Fate.COPY, "it was not published while the mapping lacked the table")
