@@ -14,18 +14,23 @@ from streamer.commands.check.check import check
 from streamer.commands.check.findings import Finding
 from streamer.config import static_mapping
 from streamer.copy.copy_snapshot import HeldSnapshot
-from streamer.mapping.relation_names import RelationPattern, parse_name
-from streamer.mapping.rules import RelationMapping, TableRule
+from streamer.errors.error_classes import SourceContentionError
+from streamer.mapping.relation_names import RelationName, RelationPattern, parse_name
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.report.problems import Severity
 from streamer.runtime.guards import publications
 from streamer.runtime.guards import source_monitor as watch
-from streamer.source.slot_and_publications.publication import ensure_publications
+from streamer.source.connection import Connection, connection
+from streamer.source.guarded_identities import read_identities
+from streamer.source.slot_and_publications import publication
+from streamer.source.slot_and_publications.publication import WantedMembers, ensure_publications
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
 from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.unit.build import source_mapping
 
 TABLES = "a:\nb:\nc:\nd:\ngood:"
 
@@ -352,6 +357,64 @@ async def test_a_table_stops_that_was_unpublished_while_streamer_changed_its_pub
         source.execute("insert into t values (3)")
         await streamer.caught_up(60)
         assert_same(source, target, "t")
+
+
+@pytest.mark.since(15)  # column lists and row filters
+@pytest.mark.parametrize("cause", ["two lists", "filter"])
+async def test_a_source_that_a_publication_made_undecodable_names_the_resync(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None, cause: str
+) -> None:
+    """The source decodes each change under the publications of that time, so no new publication
+    helps.
+    """
+    source.execute(
+        "create table t (id int primary key, v int); create table past (id int primary key)"
+    )
+    async with stream("t:\npast: {type: history}") as streamer:
+        await streamer.caught_up(60)
+        if cause == "two lists":
+            statements = (
+                "alter publication streamer_shop_ins add table only t (id);insert into t values (0)"
+            )
+        else:
+            statements = (
+                "alter publication streamer_shop set table only past, only t where (1 / id > 0);"
+                "insert into t values (0); alter publication streamer_shop set table past, t"
+            )
+        await asyncio.to_thread(source.execute, statements)
+        words = "different column lists" if cause == "two lists" else "division by zero"
+        remedy = await remedy_of(streamer, None, words)
+        await Operator(streamer.path, source, target).follow(remedy)
+        await streamer.caught_up(60)
+        source.execute("insert into t values (1); insert into past values (1)")
+        await streamer.caught_up(60)
+        for table in ("t", "past"):
+            assert source.execute(f"select id from {table}") == target.execute(
+                f"select id from {table}"
+            )
+
+
+@pytest.mark.parametrize("verb", ["add", "drop"])
+async def test_a_session_that_changes_a_membership_first_causes_contention(
+    source: Database, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    source.execute("create table t (id int primary key)")
+    mapping, execute = source_mapping(url=Secret(source.url)), publication._execute
+
+    async def execute_late(plain: Connection, of: SourceMapping, statements: list[str]) -> None:
+        for statement in statements:
+            await asyncio.to_thread(source.execute, statement)
+        await execute(plain, of, statements)
+
+    async with connection(mapping) as plain:
+        version = plain.info.server_version
+        identities = await read_identities(plain, [RelationName("public", "t")])
+        none, one = WantedMembers(), WantedMembers(list(identities.values()))
+        before, after = (none, one) if verb == "add" else (one, none)
+        await ensure_publications(plain, mapping, before, version)
+        monkeypatch.setattr(publication, "_execute", execute_late)
+        with pytest.raises(SourceContentionError, match="publication"):
+            await ensure_publications(plain, mapping, after, version)
 
 
 async def test_publications_made_by_an_administrator_may_have_more_tables(

@@ -322,10 +322,12 @@ class SlotCheck:
             hint=self._resync_hint(self._synced()),
         )
 
-    def lost_publication(self, error: SlotMissingError) -> UnpublishedError:
-        """Return the error for *error*, of a source that cannot decode without a publication.
+    def undecodable(self, error: SourceError) -> UnpublishedError:
+        """Return the error for *error*, of a source whose publications make decoding fail.
 
-        A new publication does not help, because the source reads the catalog as of each change.
+        A publication is missing, two publications have different column lists of a table, or a row
+        filter fails. A change of the publications does not help, because the source reads the
+        catalog as of each change.
         """
         hint = self._resync_hint(self._synced() or self._relations)
         return UnpublishedError(error.message, hint=hint)

@@ -33,6 +33,7 @@ from streamer.errors.error_classes import (
     SlotMissingError,
     SourceLimitError,
     StreamerError,
+    UnpublishedError,
 )
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.relation_names import RelationName
@@ -314,7 +315,9 @@ class Pipeline:
                 raise await name_large_row(self._source, mappings, exc) from exc
             except SlotMissingError as exc:
                 await session.monitor.cases.publish(())  # names the lost publications
-                raise session.slot_check.lost_publication(exc) from exc
+                raise session.slot_check.undecodable(exc) from exc
+            except UnpublishedError as exc:
+                raise session.slot_check.undecodable(exc) from exc
             count = len(burst.payloads)
             if session.timeline_monitor is not None and (count or burst.wal_end_lsn is not None):
                 await (

@@ -52,8 +52,12 @@ _CHANGING: Final = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.UndefinedTable,
     psycopg.errors.InvalidSchemaName,
+    psycopg.errors.DuplicateObject,
+    psycopg.errors.UndefinedObject,
 )
-"""Errors about a table that a foreign session is altering, or has just renamed or dropped."""
+"""Errors about a table that a foreign session is altering, or has just renamed, dropped, published
+or removed from the publication.
+"""
 
 Filters = Mapping[RelationName, str]
 _NO_FILTERS: Final[Filters] = MappingProxyType({})

@@ -21,7 +21,13 @@ from psycopg import pq
 from streamer.compiled import choice
 from streamer.decode import pgoutput
 from streamer.decode.large_values import LARGE_BYTES, as_message
-from streamer.errors.error_classes import ProtocolError, SourceConnectionError, TransportError
+from streamer.errors.error_classes import (
+    ProtocolError,
+    SourceConnectionError,
+    SourceError,
+    TransportError,
+    UnpublishedError,
+)
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.catalog import SourceServer
@@ -44,6 +50,10 @@ from streamer.util.lsn import INVALID_LSN, Lsn
 if TYPE_CHECKING:
     from streamer.compiled._compiled import FrameReader
 
+_MAY_BE_OF_PUBLICATIONS: Final = ("0A000", "22")
+"""SQLSTATEs and classes of errors in decoding: column lists of a table differ, or a row filter
+fails.
+"""
 _XLOG_DATA: Final = ord("w")
 _KEEPALIVE: Final = ord("k")
 _XLOG_DATA_HEADER: Final = 25
@@ -255,7 +265,8 @@ class ReplicationStream:
     def read(self) -> Burst:
         """Read the data that arrived, without waiting; the burst is empty if there is none.
 
-        Raises SourceConnectionError when the stream ends, and ProtocolError for an unknown frame.
+        Raises SourceConnectionError when the stream ends, ProtocolError for an unknown frame, and
+        UnpublishedError if the publications of the next change make the source fail.
         """
         burst = Burst()
         try:
@@ -265,7 +276,11 @@ class ReplicationStream:
             if self._is_binary and exc.sqlstate in UNCONVERTIBLE:
                 # The server converts text only in binary mode. The next attempt uses text mode.
                 raise TransportError(first_line(exc)) from exc
-            raise translate(exc, self._label) from exc
+            error = translate(exc, self._label)
+            state = exc.sqlstate or ""
+            if type(error) is SourceError and state.startswith(_MAY_BE_OF_PUBLICATIONS):
+                error = UnpublishedError(error.message)
+            raise error from exc
         return burst
 
     def _read_frames(self, burst: Burst) -> None:
