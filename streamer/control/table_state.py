@@ -183,6 +183,11 @@ class TableState:
                 return self.through_lsn
 
     @property
+    def awaits_snapshot(self) -> bool:
+        """Whether the table needs a copy of all rows, whose snapshot does not exist yet."""
+        return self.need is Need.ROWS and not self.needs_stream
+
+    @property
     def needs_stream(self) -> bool:
         """Whether the target needs all later changes from the stream.
 

@@ -13,6 +13,7 @@ from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.commands.check.check import check
 from streamer.commands.check.findings import Finding
 from streamer.config import static_mapping
+from streamer.control.table_state import Need
 from streamer.copy.copy_snapshot import HeldSnapshot
 from streamer.errors.error_classes import SourceContentionError
 from streamer.mapping.relation_names import RelationName, RelationPattern, parse_name
@@ -21,6 +22,7 @@ from streamer.postgres.secret import Secret
 from streamer.report.problems import Severity
 from streamer.runtime.guards import publications
 from streamer.runtime.guards import source_monitor as watch
+from streamer.runtime.guards.publications import Publishing
 from streamer.source.connection import Connection, connection
 from streamer.source.guarded_identities import read_identities
 from streamer.source.slot_and_publications import publication
@@ -30,6 +32,7 @@ from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
 from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.waiting import until
 from tests.unit.build import source_mapping
 
 TABLES = "a:\nb:\nc:\nd:\ngood:"
@@ -355,6 +358,43 @@ async def test_a_table_stops_that_was_unpublished_while_streamer_changed_its_pub
         await asyncio.to_thread(source.execute, "alter table other replica identity full")
         await run_remedy(streamer, source, target, "t", "was unpublished for a time")
         source.execute("insert into t values (3)")
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
+
+
+async def test_a_resync_that_follows_the_error_at_once_copies_the_table(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The guard stores the error, and may then wait for a lock before the table stops."""
+    monkeypatch.setattr(watch, "GUARD_SECONDS", 0.2)
+    source.execute("create table t (id int primary key)")
+    store_cases, has_requested = Publishing._store_cases, False
+    async with stream("t:") as streamer:
+        await streamer.caught_up(60)
+
+        async def store_and_request(self: Publishing, cases: Any, relations: Any) -> Any:
+            nonlocal has_requested
+            result = await store_cases(self, cases, relations)
+            if cases and not has_requested:
+                has_requested = True
+                (mapped,) = relations.values()
+                await streamer.ask("resync")
+                await until(lambda: mapped.state.need is Need.ROWS)
+            return result
+
+        monkeypatch.setattr(Publishing, "_store_cases", store_and_request)
+        await asyncio.to_thread(
+            source.execute,
+            "alter publication streamer_shop drop table t; insert into t values (1);"
+            "alter publication streamer_shop add table only t",
+        )
+        await until(lambda: has_requested)
+        await streamer.table_state("public.t", "ready")
+        source.execute("insert into t values (2)")
         await streamer.caught_up(60)
         assert_same(source, target, "t")
 

@@ -15,7 +15,7 @@ from streamer.bookkeeping.relation_columns import set_published
 from streamer.bookkeeping.relation_records import RelationRecord, read_bare
 from streamer.bookkeeping.relation_states import demand_copy, demand_copy_at_point, require_resync
 from streamer.control.resync_options import Resync
-from streamer.control.table_state import Need
+from streamer.control.table_state import Need, TableState
 from streamer.errors.error_classes import IdentityLostError, SourceContentionError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceMapping
@@ -218,7 +218,7 @@ class Publishing:
         former = {name: self._last(relations[name]) for name in plan.cleared}
         cleared = {name: replace(last, fingerprint=None) for name, last in former.items()}
         await self._store(cleared, relations)
-        await self._store_cases(plan.cases, relations)
+        stopped = await self._store_cases(plan.cases, relations)
         lost = [name for name, case in plan.cases.items() if case.has_lost_identity]
         await self._store(
             {name: _without_identity(self._last(relations[name])) for name in lost}, relations
@@ -229,14 +229,14 @@ class Publishing:
             )
         except SourceContentionError as exc:
             await self._store(former, relations)  # no publication has changed
-            return self._reconciled(plan, relations, exc)
+            return self._reconciled(plan, relations, stopped, exc)
         if plan.wanted.relisted:
             failpoint("publication.relisted")
         staying = {table.name: relations[table.name] for table in plan.tables}
         state = await self._read(plain, staying)
         earlier, plan = plan, conclude(plan, state, self._tables(staying), refused, self._source)
         new = {name: case for name, case in plan.cases.items() if case != earlier.cases.get(name)}
-        await self._store_cases(new, relations)
+        stopped |= await self._store_cases(new, relations)
         for name, membership in plan.memberships.items():
             mapped, root = relations[name], state.identities[name].root.oid
             self._roots[mapped.relation_id] = root
@@ -246,15 +246,25 @@ class Publishing:
         self._returned.clear()
         obstructed = {name for name, case in plan.cases.items() if case.error is not None}
         self._renewed.update(relations[name] for name in plan.wanted.fresh - obstructed)
-        return self._reconciled(plan, relations)
+        return self._reconciled(plan, relations, stopped)
 
     def _reconciled(
         self,
         plan: PublicationPlan,
         relations: "Mapping[RelationName, MappedRelation]",
+        stopped: "Mapping[MappedRelation, TableState]",
         contention: SourceContentionError | None = None,
     ) -> Reconciled:
+        """*stopped*: the states of tables just after streamer stored their stops. A table for which
+        an operator has requested a copy since then continues.
+        """
+        requested = {
+            mapped
+            for mapped, state in stopped.items()
+            if mapped.state.awaits_snapshot and not state.awaits_snapshot
+        }
         cases = {relations[name]: case for name, case in plan.cases.items()}
+        cases = {m: c for m, c in cases.items() if c.fate is not Fate.STOP or m not in requested}
         return Reconciled(cases, plan.is_incomplete or contention is not None, contention)
 
     # ---- facts ---------------------------------------------------------------------------------
@@ -349,13 +359,16 @@ class Publishing:
         self,
         cases: Mapping[RelationName, Case],
         relations: "Mapping[RelationName, MappedRelation]",
-    ) -> None:
+    ) -> "dict[MappedRelation, TableState]":
+        """Store *cases*; return the states of stopped tables, as of just after the store."""
+        stopped = {}
         for name, case in cases.items():
             mapped = relations[name]
             match case.fate:
                 case Fate.STOP:
                     assert case.error is not None
                     await require_resync(self._bookkeeping, mapped.relation_id, case.error)
+                    stopped[mapped] = mapped.state
                 case Fate.COPY:
                     if not self.is_being_copied(mapped) or mapped.state.follows:
                         mapped.become(mapped.state.with_options(Resync()))
@@ -363,6 +376,7 @@ class Publishing:
                     await demand_copy(self._bookkeeping, mapped.relation_id, options)
                 case Fate.COPY_AT_POINT:
                     await demand_copy_at_point(self._bookkeeping, mapped.relation_id, case.columns)
+        return stopped
 
 
 def _is_in_sync(mapped: "MappedRelation") -> bool:
