@@ -148,6 +148,17 @@ async def read_storage(session: Executor, relation_ids: list[int]) -> dict[int, 
     }
 
 
+async def is_published_by_scope(session: Executor, relation_id: int) -> bool:
+    """Whether a publication contains the table without its name: FOR ALL TABLES, or FOR TABLES IN
+    SCHEMA (`streamer.source.slot_and_publications.publication.Publication.fingerprint_of`).
+    """
+    rows = await session.fetch(
+        "select from streamer.relation where id = $1 and publication_membership like '%/%/%'",
+        relation_id,
+    )
+    return bool(rows)
+
+
 @dataclass(frozen=True, slots=True)
 class StorageChange:
     """A new value for the storage of a relation's tables, by OID, if the stored value is

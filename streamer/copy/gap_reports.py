@@ -4,7 +4,8 @@ The first kind is a partition that had rows when a session attached it to a publ
 was detached for a while. The second is a foreign table as a partition, whose changes are not in the
 source's WAL. The third is a column that a session dropped and added again, or that took a former
 column's name. Older rows then keep the former values. The fourth is a table that ALTER TABLE
-rewrote with the same columns, or with types that may have changed values: see
+rewrote with the same columns, or with types that may have changed values. The fifth is a table that
+a session attached to a root outside the mapping, and detached again. For both see
 `streamer.source.tables.rewritten_tables`.
 
 The bookkeeping records the partitions in the snapshot of a copy. If a partition with rows is
@@ -17,7 +18,7 @@ could change rows of a second table, so the table stops.
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -25,6 +26,7 @@ from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.relation_columns import (
     StorageChange,
+    is_published_by_scope,
     read_source_columns,
     read_storage,
     read_stored_leaves,
@@ -287,6 +289,7 @@ async def _find_rewrite_gaps(
     stored = await read_storage(bookkeeping, [mapped.relation_id for mapped in by_name.values()])
     lost: dict[int, str] = {}
     changes: dict[int, StorageChange] = {}
+    detached: list[MappedRelation] = []
     for name, tables in (await read_stored_tables(plain, by_name)).items():
         mapped = by_name[name]
         stored_storage = stored.get(mapped.relation_id)
@@ -305,12 +308,25 @@ async def _find_rewrite_gaps(
                     cast = await _find_cast_columns(bookkeeping, plain, mapped)
                 if cast:
                     present[table.oid] = table.storage.lost
+            if table.storage.was_detached(former) and await is_published_by_scope(
+                bookkeeping, mapped.relation_id
+            ):
+                detached.append(mapped)
+                present[table.oid] = replace(present[table.oid], rewritten_by=former.rewritten_by)
         if present != stored_storage:
             changes[mapped.relation_id] = StorageChange(present, stored_storage)
         names = [f'"{table.name}"' for table in tables if present[table.oid].is_lost]
         lost[mapped.relation_id] = ", ".join(names)
     superseded = changes.keys() - await set_storage(bookkeeping, changes)
     result.is_certain &= not superseded  # a copy has stored newer values
+    for mapped in detached:
+        if mapped.relation_id in superseded:
+            continue
+        gap = Gap(
+            f'a session attached "{mapped.mapping.source}" to a table outside the mapping, and '
+            "detached it again, or changed all its columns; changes made meanwhile may be missing"
+        )
+        result.by_relation[mapped].append(gap)
     for mapped in by_name.values():
         listed = lost.get(mapped.relation_id)
         if listed and mapped.relation_id not in superseded:

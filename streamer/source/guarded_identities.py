@@ -21,7 +21,8 @@ with recursive wanted as (
     cross join {NAMED_RELATION} c
     where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence in ('p', 'u')
 ), tree as (
-    select oid as root, oid as relid, relkind, '' as joins from wanted
+    select c.oid as root, c.oid as relid, c.relkind, c.xmin::text || ',' as joins
+    from wanted w join pg_catalog.pg_class c on c.oid = w.oid
     union all
     select t.root, i.inhrelid, c.relkind, t.joins || i.xmin::text || ','
     from tree t
@@ -72,7 +73,8 @@ order by t.root, t.relid
 """
 """Only the digest of a guard uses ``unique_indexes``, because the remedy of a table without a key
 depends on its unique indexes. ``joins`` has the transactions that attached a partition and its
-ancestors. These and the files of a table tell the digest's readers that a gap is possible.
+ancestors. Before these is the last transaction that wrote the root's row of pg_class, as ATTACH and
+DETACH do. Transactions and files of a table tell the digest's readers that a gap is possible.
 """
 # A replica identity needs a unique, immediate and complete index over plain NOT NULL columns.
 # streamer also excludes generated columns.

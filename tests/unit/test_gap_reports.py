@@ -1,9 +1,31 @@
-"""Which columns of the source differ from the columns from which a copy filled a table."""
+"""How catalogs of the source differ from the catalogs as of a copy."""
+
+import pytest
 
 from streamer.copy.gap_reports import replaced_columns
+from streamer.source.tables.rewritten_tables import Storage
 
 
 def test_a_column_that_the_target_does_not_get_is_never_a_replaced_column() -> None:
     now = {"a": 1, "b": 2, "c": 5}
     assert replaced_columns({"a": 1, "b": -2, "c": 3}, now) == ["c"]
     assert replaced_columns({"a": 1, "b": 2}, now) == []
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "is_detached"),
+    [
+        ("d1 ", "d1 77", True),
+        ("d1 76", "d1 77", True),
+        ("d1 77", "d1 77", False),
+        ("d1 78", "d1 ", False),  # a session changed one of the columns
+        ("d1", "d1 77", False),  # an older version stored the columns only
+        (None, "d1 77", False),
+    ],
+)
+def test_the_catalogs_show_that_a_table_was_attached_and_detached(
+    former: str | None, now: str, is_detached: bool
+) -> None:
+    stored = Storage.of([0, 5, former])
+    assert stored.stored == [0, 5, former]
+    assert Storage.of([0, 5, now]).was_detached(stored) is is_detached

@@ -13,6 +13,10 @@ commands:
 
 A new definition of columns is not such a sign, because the stream sends new columns. A cast to a
 different type may change values, see `Storage.has_other_columns`.
+
+The check also finds tables that a session attached to a root and detached again. A publication that
+contains the root sends the changes in between as changes of the root. DETACH writes the rows of all
+columns in pg_attribute in one transaction.
 """
 
 from collections import defaultdict
@@ -38,6 +42,12 @@ STORAGE_SQL: Final = """
 pg_catalog.jsonb_build_array(c.reltoastrelid::int8, c.relfilenode::int8, (
     select pg_catalog.md5(pg_catalog.string_agg(
         a.attnum::text || ' ' || a.atttypid::int8 || ' ' || a.atttypmod, ',' order by a.attnum))
+      || ' ' || case
+        when not c.relispartition and pg_catalog.count(distinct a.xmin::text) = 1
+          and pg_catalog.min(a.xmin::text) <> (
+            select s.xmin::text from pg_catalog.pg_attribute s
+            where s.attrelid = c.oid and s.attnum = -1)
+        then pg_catalog.min(a.xmin::text) else '' end
     from pg_catalog.pg_attribute a
     where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped))
 """
@@ -46,22 +56,31 @@ pg_catalog.jsonb_build_array(c.reltoastrelid::int8, c.relfilenode::int8, (
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """``toast``: the OID of a table's TOAST table, or 0. ``columns``: a digest of the types."""
+    """``toast``: the OID of a table's TOAST table, or 0. ``columns``: a digest of the types.
+
+    ``rewritten_by``: the transaction that wrote all columns in pg_attribute after CREATE TABLE, as
+    DETACH does. The text is empty without such a transaction, and None if unknown.
+    """
 
     toast: int
     file: int
     columns: str | None
+    rewritten_by: str | None = None
 
     @classmethod
     def of(cls, stored: list[object]) -> Self:
         """Return the storage from a row of STORAGE_SQL or the form of `stored`."""
-        toast, file, columns = stored
-        return cls(int(str(toast)), int(str(file)), None if columns is None else str(columns))
+        toast, file, described = stored
+        if described is None:
+            return cls(int(str(toast)), int(str(file)), None)
+        columns, is_known, rewritten_by = str(described).partition(" ")
+        return cls(int(str(toast)), int(str(file)), columns, rewritten_by if is_known else None)
 
     @property
     def stored(self) -> list[object]:
         """The form for the bookkeeping."""
-        return [self.toast, self.file, self.columns]
+        suffix = "" if self.rewritten_by is None else f" {self.rewritten_by}"
+        return [self.toast, self.file, None if self.columns is None else self.columns + suffix]
 
     @property
     def lost(self) -> Self:
@@ -75,6 +94,10 @@ class Storage:
     def has_other_columns(self, former: "Storage") -> bool:
         """Whether both the file and the columns differ from *former*."""
         return not former.is_lost and self.file != former.file and self.columns != former.columns
+
+    def was_detached(self, former: "Storage") -> bool:
+        """Whether a session may have attached the table and detached the table since *former*."""
+        return bool(self.rewritten_by) and former.rewritten_by not in (None, self.rewritten_by)
 
     def has_new_toast(self, former: "Storage") -> bool:
         """Whether the table had a different TOAST table in *former*."""
