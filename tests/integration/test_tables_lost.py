@@ -362,6 +362,25 @@ async def test_a_table_stops_that_was_unpublished_while_streamer_changed_its_pub
         assert_same(source, target, "t")
 
 
+@pytest.mark.since(15)  # column lists
+async def test_a_stopped_table_that_leaves_its_publication_has_a_new_remedy(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    """The first remedy removes a member that no longer exists."""
+    source.execute("create table t (id int primary key, v int)")
+    leave = "alter publication streamer_shop drop table t"
+    async with stream("t:") as streamer:
+        await streamer.caught_up(60)
+        added = "alter publication streamer_shop add table only t (id)"
+        await asyncio.to_thread(source.execute, f"{leave}; {added}; insert into t values (1, 1)")
+        await remedy_of(streamer, "public.t", "omits columns by a column list")
+        await asyncio.to_thread(source.execute, leave)
+        await run_remedy(streamer, source, target, "t", "was unpublished for a time")
+        source.execute("insert into t values (2, 2)")
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
+
+
 async def test_a_resync_that_follows_the_error_at_once_copies_the_table(
     source: Database,
     target: Database,

@@ -7,7 +7,12 @@ import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from streamer.errors.error_classes import IdentityLostError, TableGoneError
+from streamer.errors.error_classes import (
+    IdentityLostError,
+    StreamerError,
+    TableGoneError,
+    UnpublishedError,
+)
 from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy
 from streamer.mapping.relation_names import RelationName
@@ -98,7 +103,15 @@ class MappedTable:
     @property
     def was_gone(self) -> bool:
         """Whether the table stopped with TableGoneError: the source lacked the table."""
-        has_code = self.error is not None and self.error.code == TableGoneError.code
+        return self._has_stopped_for(TableGoneError)
+
+    @property
+    def was_unpublished(self) -> bool:
+        """Whether the table stopped because a publication lacked the table or its changes."""
+        return self._has_stopped_for(UnpublishedError)
+
+    def _has_stopped_for(self, kind: type[StreamerError]) -> bool:
+        has_code = self.error is not None and self.error.code == kind.code
         return self.is_set_aside and has_code
 
 

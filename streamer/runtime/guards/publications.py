@@ -108,15 +108,16 @@ async def _read_rights(
     read = [
         table.name
         for table in tables
-        if table.name in identities
-        and (
-            table.was_gone
-            or (table.is_in_sync and not any(p.has(table.name) for p in publications))
-        )
+        if table.name in identities and (table.was_gone or _is_removed(table, publications))
     ]
     if not read and all(t.is_set_aside or t.name in identities for t in tables):
         return RoleRights()
     return await read_role_rights(plain, [identities[name].root.oid for name in read])
+
+
+def _is_removed(table: MappedTable, publications: Iterable[Publication]) -> bool:
+    is_expected = table.is_in_sync or table.was_unpublished
+    return is_expected and not any(publication.has(table.name) for publication in publications)
 
 
 def last_published(record: RelationRecord) -> LastPublished:

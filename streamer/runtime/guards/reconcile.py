@@ -331,6 +331,8 @@ def _judge_membership(
         return Case(Fate.COPY, "its table was dropped, and another table has the name")
     if table.was_gone and identity is not None:
         return _judge_return(table, identity, state, source)
+    if table.was_unpublished and identity is not None and table.name in state.rights.grants:
+        return _judge_removal(table, identity, state, source)
     if not table.is_in_sync:
         return None
     if identity is None and table.mapping.rule.is_disjoint:
@@ -402,6 +404,19 @@ def _judge_return(
     statements = _publish_statements(table, identity, state, source)
     first = administrator_steps(statements) if statements else None
     case = stop_replaced(table.mapping, source, first)
+    return None if case.error == table.error else case
+
+
+def _judge_removal(
+    table: MappedTable, identity: RelationIdentity, state: SourceState, source: SourceMapping
+) -> Case | None:
+    """Return the case of a stopped table that no publication has; None if the error does not
+    change.
+
+    The remedy of an earlier error may remove the table from a publication first.
+    """
+    statements = _publish_statements(table, identity, state, source)
+    case = stop(table.mapping, interrupted_error(table.name, statements), source)
     return None if case.error == table.error else case
 
 
