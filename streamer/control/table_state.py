@@ -193,7 +193,12 @@ class TableState:
 
         The table is in sync, or its copy may have a snapshot whose position is not known yet.
         """
-        return self.skips_through != LSN_MAX or (self.need is Need.ROWS and self.is_read)
+        return self.skips_through != LSN_MAX or self.is_being_read
+
+    @property
+    def is_being_read(self) -> bool:
+        """Whether a copy of all rows may have a snapshot whose position is not known yet."""
+        return self.need is Need.ROWS and self.is_read and self.point is None
 
     @property
     def drains_to(self) -> Lsn | None:

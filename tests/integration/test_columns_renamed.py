@@ -112,8 +112,8 @@ async def test_columns_that_had_each_others_names_stop_the_table_also_once_they_
         for name, statements in (("swapped", (SWAP, row)), ("again", (SWAP, row, SWAP))):
             source.execute(f"begin; {'; '.join(statements).format(name)}; commit")
         for name in ("swapped", "again"):
+            await streamer.table_state(f"public.{name}", "error", 60)  # after the report of a gap
             assert 'columns "w", "v"' in await error_of(streamer, name)
-            await streamer.table_state(f"public.{name}", "error", 60)
             assert target.value(f"select count(*) from {name}") == 1
             remedy = await remedy_of(streamer, f"public.{name}", "swapped names")
             await Operator(streamer.path, source, target).follow(remedy)

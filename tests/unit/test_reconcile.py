@@ -130,6 +130,7 @@ def table(**facts: Any) -> dict[str, Any]:
 
 
 NEW = table(last=LastPublished(), oid=None, seen_oid=None, is_in_sync=False)
+READ = table(is_being_read=True, is_being_copied=True)
 ASIDE = table(is_in_sync=False, is_set_aside=True)
 WITHOUT_KEY = replace(LAST, identity="none")
 LISTED = publication(T, columns=frozenset({"id"}))
@@ -280,6 +281,16 @@ CASES: dict[str, tuple[World, str, str]] = {
         World(publication(U), identity=identity("id", name=U)),
         "stop table_gone",
         "stop table_gone",
+    ),
+    "unpublished for a time just after the snapshot of a copy": (
+        World(publication(T, fingerprint="8"), table=READ),
+        "copy: it was unpublished for a time after the snapshot of its copy",
+        "copy: it was unpublished for a time after the snapshot of its copy",
+    ),
+    "dropped just after the snapshot of a copy, which reports that": (
+        replace(GONE, table=READ),
+        "",
+        "block table_gone",
     ),
     # -- replica identities
     "a lost identity": (World(identity=KEYLESS), REFUSES, UNPUBLISHED),

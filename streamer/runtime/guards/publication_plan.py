@@ -87,6 +87,8 @@ class MappedTable:
     error: ErrorReport | None = None
     """The stored error of the table."""
     is_being_copied: bool = False
+    is_being_read: bool = False
+    """A copy of all rows may have a snapshot whose position is not known yet."""
     is_renewed: bool = False
     """The table is not in sync, and streamer has published the table for its next copy."""
     has_history: bool = False

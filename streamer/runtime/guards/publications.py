@@ -308,6 +308,7 @@ class Publishing:
                 is_set_aside=mapped.state.is_lost,
                 error=mapped.state.error,
                 is_being_copied=self.is_being_copied(mapped),
+                is_being_read=mapped.state.is_being_read,
                 is_renewed=mapped in self._renewed,
                 has_history=self._has_history(mapped),
                 has_returned=mapped.relation_id in self._returned,

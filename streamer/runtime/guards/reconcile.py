@@ -333,7 +333,7 @@ def _judge_membership(
         return _judge_return(table, identity, state, source)
     if table.was_unpublished and identity is not None and table.name in state.rights.grants:
         return _judge_removal(table, identity, state, source)
-    if not table.is_in_sync:
+    if not table.is_in_sync or (table.is_being_read and identity is None):
         return None
     if identity is None and table.mapping.rule.is_disjoint:
         return _stop_missing_disjoint(table, state, source)
@@ -353,6 +353,8 @@ def _judge_membership(
         return Case(Fate.COPY, "it was not published while the mapping lacked the table")
     if _is_of_former_table(table, identity) and not table.has_history:
         return Case(Fate.COPY, "the application replaced it during its copy")
+    if table.is_being_read:
+        return Case(Fate.COPY, "it was unpublished for a time after the snapshot of its copy")
     return stop(table.mapping, error, source)
 
 
@@ -616,7 +618,7 @@ def _judge_reason(
     if case is not None and case.fate is Fate.STOP and not isinstance(error, UnpublishedError):
         return case
     # a fault of the publication replaces the error of a table that stops for missing changes
-    if table.is_in_sync:
+    if table.is_in_sync and not table.is_being_read:
         return replace(stop(table.mapping, error, source), fault=fault)
     return Case(Fate.BLOCK, error=ErrorReport.of(error), fault=fault)
 
