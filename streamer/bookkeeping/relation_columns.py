@@ -148,15 +148,12 @@ async def read_storage(session: Executor, relation_ids: list[int]) -> dict[int, 
     }
 
 
-async def is_published_by_scope(session: Executor, relation_id: int) -> bool:
-    """Whether a publication contains the table without its name: FOR ALL TABLES, or FOR TABLES IN
-    SCHEMA (`streamer.source.slot_and_publications.publication.Publication.fingerprint_of`).
-    """
+async def read_membership(session: Executor, relation_id: int) -> str | None:
+    """Return the fingerprint of the relation's membership in a publication, if stored."""
     rows = await session.fetch(
-        "select from streamer.relation where id = $1 and publication_membership like '%/%/%'",
-        relation_id,
+        "select publication_membership from streamer.relation where id = $1", relation_id
     )
-    return bool(rows)
+    return rows[0]["publication_membership"] if rows else None
 
 
 @dataclass(frozen=True, slots=True)

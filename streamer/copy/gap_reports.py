@@ -26,7 +26,7 @@ from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.relation_columns import (
     StorageChange,
-    is_published_by_scope,
+    read_membership,
     read_source_columns,
     read_storage,
     read_stored_leaves,
@@ -46,6 +46,7 @@ from streamer.schema.source_definition import DefinedColumn, widens
 from streamer.source.catalog import read_relations
 from streamer.source.connection import Connection
 from streamer.source.guarded_identities import read_identities
+from streamer.source.slot_and_publications.publication import is_of_scope
 from streamer.source.tables.attached_partitions import Leaf, had_rows, read_leaves
 from streamer.source.tables.rewritten_tables import (
     former_storage,
@@ -308,8 +309,8 @@ async def _find_rewrite_gaps(
                     cast = await _find_cast_columns(bookkeeping, plain, mapped)
                 if cast:
                     present[table.oid] = table.storage.lost
-            if table.storage.was_detached(former) and await is_published_by_scope(
-                bookkeeping, mapped.relation_id
+            if table.storage.was_detached(former) and is_of_scope(
+                await read_membership(bookkeeping, mapped.relation_id)
             ):
                 detached.append(mapped)
                 present[table.oid] = replace(present[table.oid], rewritten_by=former.rewritten_by)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.tenants.purge_rows import purge
+from streamer.commands.tenants.purge_rows import PurgeOutcome, purge
 from streamer.commands.tenants.tenant_list import read_tenants, remark_of
 from streamer.errors.error_classes import MappingError, TargetConnectionError
 from streamer.target.connection import TargetAddress
@@ -27,6 +27,11 @@ sources:
   tables: {{a: , b: }}
 """
 ROWS = "create table {0} (id int primary key, v text); insert into {0} select g, 'v' from generate_series(1, 3) g;"
+
+WAITING = (
+    "select pid from pg_stat_activity"
+    " where application_name like 'streamer purge%' and wait_event_type = 'Lock'"
+)
 
 
 def configure(path: Path, source: Database, target: Database, sid: str) -> None:
@@ -53,31 +58,37 @@ async def tenant_removed(source: Database, target: Database, path: Path) -> Asyn
         await streamer.stop()
 
 
+@asynccontextmanager
+async def purge_waiting(
+    streamer: Streamer, target: Database
+) -> AsyncIterator[asyncio.Task[PurgeOutcome]]:
+    """Run a purge that has finished table a, and waits until the end of the block for table b."""
+    mapping, address = streamer.mapping, TargetAddress.parse(streamer.settings.target.url)
+
+    async def is_finished() -> bool:
+        finished = "select count(*) from streamer.purge where finished_at is not null"
+        return bool(target.value(finished)) and bool(target.execute(WAITING))
+
+    with target.connect() as other:
+        other.execute("begin; select from b where sid = 'us' for update")
+        purging = asyncio.create_task(purge(address, mapping, "shop", "us", actor="test"))
+        await streamer.eventually(is_finished)
+        yield purging
+        other.execute("commit")
+
+
 async def test_a_purge_is_told_apart_from_a_process_that_streams_the_source(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
     async with tenant_removed(source, target, tmp_path) as streamer:
         mapping, address = streamer.mapping, TargetAddress.parse(streamer.settings.target.url)
-        with target.connect() as other:
-            # GIVEN a purge that has finished table a, and waits for a row of table b
-            other.execute("begin; select from b where sid = 'us' for update")
-            purging = asyncio.create_task(purge(address, mapping, "shop", "us", actor="test"))
-
-            async def is_finished() -> bool:
-                return bool(
-                    target.value(
-                        "select count(*) from streamer.purge where finished_at is not null"
-                    )
-                )
-
-            await streamer.eventually(is_finished)
+        async with purge_waiting(streamer, target) as purging:
             # WHEN a second purge begins, THEN the error names the first purge
             with pytest.raises(MappingError, match='another purge of "shop:us" runs'):
                 await purge(address, mapping, "shop", "us", actor="test")
             # The list counts the rows of the finished table.
             (tenant,) = [t for t in await read_tenants(address, mapping) if t.sid == "us"]
             assert remark_of(tenant).endswith("; 3 rows deleted so far")
-            other.execute("commit")
         outcome = await purging
         assert (outcome.rows_deleted, outcome.has_columns) == (6, False)
 
@@ -99,19 +110,8 @@ async def test_a_purge_that_loses_its_session_names_the_command_that_continues(
 ) -> None:
     async with tenant_removed(source, target, tmp_path) as streamer:
         mapping, address = streamer.mapping, TargetAddress.parse(streamer.settings.target.url)
-        with target.connect() as other:
-            other.execute("begin; select from b where sid = 'us' for update")
-            purging = asyncio.create_task(purge(address, mapping, "shop", "us", actor="test"))
-            waiting = (
-                "select pid from pg_stat_activity"
-                " where application_name like 'streamer purge%' and wait_event_type = 'Lock'"
-            )
-
-            async def is_waiting() -> bool:
-                return bool(target.execute(waiting))
-
-            await streamer.eventually(is_waiting)
-            target.execute(f"select pg_terminate_backend(pid) from ({waiting}) w")
+        async with purge_waiting(streamer, target) as purging:
+            target.execute(f"select pg_terminate_backend(pid) from ({WAITING}) w")
             with pytest.raises(TargetConnectionError) as lost:
                 await purging
         assert str(lost.value).endswith(

@@ -134,6 +134,13 @@ class Publication:
         return self.fingerprint.partition(".")[0]
 
 
+def is_of_scope(fingerprint: str | None) -> bool:
+    """Whether `Publication.fingerprint_of` returned *fingerprint* for a publication that contains
+    the table without its name: FOR ALL TABLES, or FOR TABLES IN SCHEMA. Pure.
+    """
+    return fingerprint is not None and fingerprint.count("/") > 1
+
+
 def membership_fingerprint(
     publications: Iterable[Publication], identity: RelationIdentity | None
 ) -> str | None:
